@@ -138,8 +138,8 @@ def synthetic_llm(
         f"synthetic, logit std {logit_std:g}, {outlier_channels} outlier channels x{outlier_gain:g}, "
         f"K mean {k_mean:g}, V mean {v_mean:g}, seed {seed}"
     )
-    f32 = np.float32
-    return AttentionInputs(f"synthetic-d{head_dim}", q.astype(f32), k.astype(f32), v.astype(f32), do.astype(f32), origin)
+    name, f32 = f"synthetic-d{head_dim}", np.float32
+    return AttentionInputs(name, q.astype(f32), k.astype(f32), v.astype(f32), do.astype(f32), origin)
 
 
 def _check_habits(
