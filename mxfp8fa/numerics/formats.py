@@ -1,0 +1,370 @@
+"""Small floating-point formats as data, and the two directions between codes and values.
+
+A *code* is the integer that is stored, a *value* is the number it stands for. Every format here is
+`[sign | exponent | mantissa]`, so one formula with different field widths covers them all:
+
+    exponent field 0:  value = (-1)^sign * 2^(1 - bias)        * (mantissa / 2^mantissa_bits)       (subnormal)
+    otherwise:         value = (-1)^sign * 2^(exponent - bias) * (1 + mantissa / 2^mantissa_bits)
+
+`encode_scalar` and `decode_scalar` say that in plain Python with exact fractions; `encode` and `decode` do the same
+for arrays with integer operations on the float32 bit pattern. The tests hold the two against each other.
+
+Rounding is that of the hardware conversion `cvt.rn.satfinite` (PTX ISA, cvt): to nearest, ties to even, and a magnitude
+above the largest finite value, infinity included, becomes that value. E8M0 is the exception, see `encode`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FLOAT32_BIAS = 127
+FLOAT32_MANTISSA_BITS = 23
+FLOAT32_ABS_MASK = np.int32(0x7FFFFFFF)
+FLOAT32_INF_BITS = np.int32(0x7F800000)
+
+# Elements per pass: five work arrays of 4 bytes each stay inside a 512 KB L2 cache.
+CHUNK = 1 << 14
+
+
+@dataclass(frozen=True)
+class Format:
+    """One floating-point format: field widths, exponent bias and the codes that are special.
+
+    Attributes:
+        name: lower-case name, as accepted by every `fmt=` argument.
+        exponent_bits: width of the exponent field.
+        mantissa_bits: width of the mantissa field, the hidden bit not counted.
+        bias: exponent field of the value 1.0.
+        max_code: code of the largest finite value.
+        nan_code: the NaN that conversions produce, or None if the format has no NaN.
+        inf_code: code of +infinity, or None.
+        signed: False only for E8M0.
+        has_subnormals: False only for E8M0, whose exponent field 0 is an ordinary power of two.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    max_code: int
+    nan_code: int | None
+    inf_code: int | None = None
+    signed: bool = True
+    has_subnormals: bool = True
+
+    @property
+    def bits(self) -> int:
+        """Width of a code in bits."""
+        return self.signed + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether some code stands for infinity."""
+        return self.inf_code is not None
+
+    @property
+    def min_exponent(self) -> int:
+        """Exponent of the smallest normal value; subnormals share it."""
+        return 1 - self.bias if self.has_subnormals else -self.bias
+
+    @property
+    def max_exponent(self) -> int:
+        """Exponent of the largest finite value (`emax` of OCP MX v1.0: 8 for E4M3, 15 for E5M2)."""
+        return (self.max_code >> self.mantissa_bits) - self.bias
+
+    @property
+    def max_value(self) -> float:
+        """Largest finite value."""
+        return float(decode_scalar(self.max_code, self))
+
+    @property
+    def min_normal(self) -> float:
+        """Smallest positive normal value."""
+        return 2.0**self.min_exponent
+
+    @property
+    def min_subnormal(self) -> float:
+        """Smallest positive value; equal to `min_normal` where the format has no subnormals."""
+        return 2.0 ** (self.min_exponent - self.mantissa_bits) if self.has_subnormals else self.min_normal
+
+
+# OCP 8-bit floating point specification (OFP8) v1.0: E4M3 gives its top exponent to numbers and keeps only mantissa 111
+# for NaN; E5M2 is IEEE-like.
+E4M3 = Format("e4m3", 4, 3, bias=7, max_code=0x7E, nan_code=0x7F)
+E5M2 = Format("e5m2", 5, 2, bias=15, max_code=0x7B, nan_code=0x7F, inf_code=0x7C)
+# OCP MX v1.0, section 5.4.1: a bare exponent, 2^-127 to 2^127; no sign, no zero, no infinity.
+E8M0 = Format("e8m0", 8, 0, bias=127, max_code=0xFE, nan_code=0xFF, signed=False, has_subnormals=False)
+# OCP MX v1.0, section 5.3: every code is a number.
+E2M3 = Format("e2m3", 2, 3, bias=1, max_code=0x1F, nan_code=None)
+E3M2 = Format("e3m2", 3, 2, bias=3, max_code=0x1F, nan_code=None)
+E2M1 = Format("e2m1", 2, 1, bias=1, max_code=0x7, nan_code=None)
+# Wider tensor-core operands. Their codes do not fit a byte, so encode and decode refuse them; `mma` needs their fields.
+F16 = Format("f16", 5, 10, bias=15, max_code=0x7BFF, nan_code=0x7FFF, inf_code=0x7C00)
+BF16 = Format("bf16", 8, 7, bias=127, max_code=0x7F7F, nan_code=0x7FFF, inf_code=0x7F80)
+TF32 = Format("tf32", 8, 10, bias=127, max_code=0x3FBFF, nan_code=0x3FFFF, inf_code=0x3FC00)
+
+FORMATS = {f.name: f for f in (E4M3, E5M2, E8M0, E2M3, E3M2, E2M1, F16, BF16, TF32)}
+
+
+def get_format(fmt: str | Format) -> Format:
+    """The `Format` called `fmt`; a `Format` is returned as it is.
+
+    Raises:
+        ValueError: no format has that name.
+    """
+    if isinstance(fmt, Format):
+        return fmt
+    if isinstance(fmt, str) and fmt.lower() in FORMATS:
+        return FORMATS[fmt.lower()]
+    raise ValueError(f"fmt = {fmt!r} is not a known format; allowed: {', '.join(FORMATS)}")
+
+
+def _byte_format(fmt: str | Format) -> Format:
+    fmt = get_format(fmt)
+    if fmt.bits > 8:
+        raise ValueError(f"{fmt.name} codes have {fmt.bits} bits; encode and decode handle formats of at most 8 bits")
+    return fmt
+
+
+def decode_scalar(code: int, fmt: str | Format) -> float:
+    """The value of one code, exactly (a Python float holds every value of these formats).
+
+    Raises:
+        ValueError: the code does not fit the format.
+    """
+    fmt = get_format(fmt)
+    if not 0 <= code < 1 << fmt.bits:
+        raise ValueError(f"code = {code:#x} does not fit {fmt.name}: allowed are 0 to {(1 << fmt.bits) - 1:#x}")
+    sign_bit = 1 << (fmt.bits - 1) if fmt.signed else 0
+    sign = -1.0 if code & sign_bit else 1.0
+    magnitude = code & ~sign_bit
+    if magnitude > fmt.max_code:
+        return sign * float("inf") if magnitude == fmt.inf_code else float("nan")
+    exponent, mantissa = divmod(magnitude, 1 << fmt.mantissa_bits)
+    if exponent == 0 and fmt.has_subnormals:
+        return sign * 2.0**fmt.min_exponent * (mantissa / 2**fmt.mantissa_bits)
+    return sign * 2.0 ** (exponent - fmt.bias) * (1 + mantissa / 2**fmt.mantissa_bits)
+
+
+def encode_scalar(value: float, fmt: str | Format, *, saturate: bool = True, rounding: str = "nearest") -> int:
+    """The code nearest to `value`, found by exact distances to every code: the definition that `encode` must meet.
+
+    Raises:
+        ValueError: as for `encode`.
+    """
+    fmt = _checked_format(fmt, saturate, rounding)
+    if math.isnan(value):
+        return fmt.max_code if fmt.nan_code is None else fmt.nan_code
+    values = [Fraction(decode_scalar(code, fmt)) for code in range(fmt.max_code + 1)]
+    # One more code, for the value that would come next: rounding to it is overflow.
+    values.append(2 * values[-1] if fmt is E8M0 else 2 * values[-1] - values[-2])
+    target = values[-1] if abs(value) >= values[-1] else abs(Fraction(value))
+    if rounding == "up":
+        code = next(code for code, v in enumerate(values) if v >= target)
+    elif rounding == "down":
+        code = max((code for code, v in enumerate(values) if v <= target), default=0)
+    elif fmt is E8M0:
+        code = min(range(len(values)), key=lambda code: (abs(values[code] - target), -code))
+    else:
+        code = min(range(len(values)), key=lambda code: (abs(values[code] - target), code % 2))
+    if code > fmt.max_code or (math.isinf(value) and not saturate):
+        code = fmt.max_code if saturate else _overflow_code(fmt)
+    return code | (_sign_bit(fmt) if math.copysign(1.0, value) < 0 else 0)
+
+
+def _sign_bit(fmt: Format) -> int:
+    return 1 << (fmt.bits - 1) if fmt.signed else 0
+
+
+def _overflow_code(fmt: Format) -> int:
+    """Where a magnitude beyond the largest value goes without saturation: infinity, else NaN."""
+    code = fmt.nan_code if fmt.inf_code is None else fmt.inf_code
+    assert code is not None, "callers check that the format has one"
+    return code
+
+
+def _checked_format(fmt: str | Format, saturate: bool, rounding: str) -> Format:
+    fmt = _byte_format(fmt)
+    if not saturate and fmt.nan_code is None:
+        raise ValueError(f"saturate = False: {fmt.name} has no infinity and no NaN; allowed: True")
+    allowed = ("nearest", "up", "down") if fmt is E8M0 else ("nearest",)
+    if rounding not in allowed:
+        raise ValueError(f"rounding = {rounding!r} for {fmt.name}; allowed: {', '.join(allowed)}")
+    return fmt
+
+
+def to_float32(x: ArrayLike) -> NDArray[np.float32]:
+    """`x` as float32 without any rounding: float32 as it is, float16 and bfloat16 widened.
+
+    bfloat16 is recognised by its name, so arrays of any package that registers one with NumPy work and none is needed.
+
+    Raises:
+        ValueError: any other dtype. Narrowing is left to the caller, who knows how to round.
+    """
+    array = np.asarray(x)
+    if array.dtype == np.float32:
+        return array
+    if array.dtype == np.float16:
+        return array.astype(np.float32)
+    if array.dtype.name == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    raise ValueError(f"dtype = {array.dtype}; allowed: float32, float16, bfloat16")
+
+
+def _float64_to_odd_float32(x: NDArray[np.float64]) -> NDArray[np.float32]:
+    """float64 truncated to float32 with the lost bits folded into the last one (round to odd).
+
+    Rounding the result to fewer than 23 bits then gives what rounding `x` directly would (S. Boldo and G. Melquiond,
+    "Emulation of FMA and correctly rounded sums", 2008); a plain cast would round twice.
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        nearest = x.astype(np.float32)
+        bits = nearest.view(np.int32)
+        inexact = (nearest != x) & ~np.isnan(x)
+        # Step back where the cast rounded away from zero: as integers, magnitudes are ordered.
+        bits = bits - (inexact & (np.abs(nearest) > np.abs(x)))
+    return (bits | inexact).view(np.float32)
+
+
+def encode(
+    x: ArrayLike, fmt: str | Format, *, saturate: bool = True, rounding: str = "nearest"
+) -> NDArray[np.uint8]:
+    """Codes of the values in `x`, one byte each, in the shape of `x`.
+
+    E4M3, E5M2, E2M3, E3M2, E2M1: round to nearest, ties to even. A magnitude that rounds above the largest value
+    becomes it (`saturate=True`, infinity too; PTX ISA, cvt.rn.satfinite), or infinity if the format has one, else NaN
+    (`saturate=False`). NaN gives the format's NaN, 0x7F, or +max_value in a format without NaN. -0.0 keeps its sign.
+
+    E8M0 encodes |x|: `rounding` is "nearest" (halfway goes up), "up" or "down" (PTX ISA, cvt.rp and cvt.rz to ue8m0).
+    Zero and everything below 2^-127 give code 0, which is 2^-127; overflow gives 0xFE, or 0xFF (NaN) without `saturate`.
+
+    Args:
+        x: float32, float16, bfloat16 or float64 values of any shape; float64 is rounded once, not by way of float32.
+        fmt: a format of at most 8 bits, or its name.
+        saturate: what overflow becomes.
+        rounding: see above; only E8M0 has a choice.
+
+    Raises:
+        ValueError: unknown format, a format wider than 8 bits, `saturate=False` where no code could say overflow,
+            a rounding the format does not have, or a dtype that is not one of the four.
+    """
+    fmt = _checked_format(fmt, saturate, rounding)
+    array = np.asarray(x)
+    values = _float64_to_odd_float32(array) if array.dtype == np.float64 else to_float32(array)
+    codes = np.empty(array.shape, np.uint8)
+    flat_values = np.ascontiguousarray(values).reshape(-1).view(np.int32)
+    flat_codes = codes.reshape(-1)
+    work = EncodeWork(min(CHUNK, flat_values.size))
+    for start in range(0, flat_values.size, CHUNK):
+        bits = flat_values[start : start + CHUNK]
+        out = flat_codes[start : start + CHUNK]
+        if fmt is E8M0:
+            out[...] = _encode_e8m0_bits(bits, saturate, rounding)
+        else:
+            with np.errstate(invalid="ignore"):  # a signalling NaN
+                encode_bits(bits, fmt, out, work)
+            _place_specials(bits, fmt, saturate, out)
+    return codes
+
+
+class EncodeWork:
+    """Scratch arrays of `encode_bits`, made once and used for every chunk."""
+
+    def __init__(self, size: int) -> None:
+        self.magnitude = np.empty(size, np.int32)
+        self.linear = np.empty(size, np.int32)
+        self.rounded = np.empty(size, np.int32)
+
+
+def encode_bits(bits: NDArray[np.int32], fmt: Format, out: NDArray[np.uint8], work: EncodeWork) -> None:
+    """Codes of finite float32 bit patterns into `out`: round to nearest even, saturate. NaN saturates like infinity.
+
+    Read as integers, float32 magnitudes and codes are both piecewise linear logarithms, so for a normal result rounding
+    is an addition and a shift: `logarithmic` below. A subnormal result counts multiples of `min_subnormal`, and adding
+    2^23 of them to the value makes the adder round to just that: `linear`. The first is the smaller one below
+    `min_normal`; above it, `linear` is held at `min_normal` and is the smaller one. So the larger of the two is right.
+
+    Args:
+        bits: 1-D contiguous float32 bit patterns.
+        fmt: a signed format of at most 8 bits.
+        out: 1-D, as long as `bits`.
+        work: scratch of at least that length.
+    """
+    size = bits.size
+    magnitude, linear, rounded = work.magnitude[:size], work.linear[:size], work.rounded[:size]
+    shift = FLOAT32_MANTISSA_BITS - fmt.mantissa_bits
+    np.bitwise_and(bits, FLOAT32_ABS_MASK, out=magnitude)
+
+    linear_values = linear.view(np.float32)
+    unit = np.float32(fmt.min_subnormal * 2.0**FLOAT32_MANTISSA_BITS)
+    np.minimum(magnitude.view(np.float32), np.float32(fmt.min_normal), out=linear_values)
+    np.add(linear_values, unit, out=linear_values)
+    np.subtract(linear, unit.view(np.int32), out=linear)
+
+    logarithmic = rounded
+    np.right_shift(magnitude, np.int32(shift), out=rounded)
+    np.bitwise_and(rounded, np.int32(1), out=rounded)
+    np.add(rounded, magnitude, out=rounded)
+    rebias = (FLOAT32_BIAS - fmt.bias) << FLOAT32_MANTISSA_BITS
+    np.add(rounded, np.int32((1 << (shift - 1)) - 1 - rebias), out=rounded)
+    np.right_shift(rounded, np.int32(shift), out=logarithmic)
+
+    np.maximum(logarithmic, linear, out=linear)
+    np.minimum(linear, np.int32(fmt.max_code), out=linear)
+    np.right_shift(bits, np.int32(32 - fmt.bits), out=rounded)
+    np.bitwise_and(rounded, np.int32(_sign_bit(fmt)), out=rounded)
+    np.bitwise_or(linear, rounded, out=linear)
+    np.copyto(out, linear, casting="unsafe")
+
+
+def _place_specials(bits: NDArray[np.int32], fmt: Format, saturate: bool, out: NDArray[np.uint8]) -> None:
+    """Overwrite the codes of NaN and, without saturation, of overflow."""
+    magnitude = bits & FLOAT32_ABS_MASK
+    if not saturate:
+        # Halfway between the largest value and the next is a tie; it goes to the even code, found by max_code's parity.
+        half_step = 2.0 ** (fmt.max_exponent - fmt.mantissa_bits - 1)
+        threshold = np.float32(fmt.max_value + half_step).view(np.int32)
+        overflow = magnitude > threshold if fmt.max_code % 2 == 0 else magnitude >= threshold
+        out[overflow] = (out[overflow] & _sign_bit(fmt)) | _overflow_code(fmt)
+    out[magnitude > FLOAT32_INF_BITS] = fmt.max_code if fmt.nan_code is None else fmt.nan_code
+
+
+def _encode_e8m0_bits(bits: NDArray[np.int32], saturate: bool, rounding: str) -> NDArray[np.int32]:
+    """E8M0 codes of float32 bit patterns, by the exponent field and what the mantissa adds to it."""
+    magnitude = bits & FLOAT32_ABS_MASK
+    # float32 has no normal 2^-127: double the mantissa of subnormals so that field 0 counts from 2^-127 upwards.
+    subnormal = magnitude < (1 << FLOAT32_MANTISSA_BITS)
+    stretched = np.where(subnormal, np.maximum(magnitude - (1 << 22), 0) << 1, magnitude)
+    carry = {"down": 0, "nearest": 1 << 22, "up": (1 << 23) - 1}[rounding]
+    codes = np.minimum(stretched, FLOAT32_INF_BITS) + carry >> FLOAT32_MANTISSA_BITS
+    codes = np.minimum(codes, 0xFE if saturate else 0xFF)
+    return np.where(magnitude > FLOAT32_INF_BITS, 0xFF, codes)
+
+
+@cache
+def decode_table(fmt: Format) -> NDArray[np.float32]:
+    """Values of all codes of `fmt`, read-only; index it with codes."""
+    table = np.array([decode_scalar(code, fmt) for code in range(1 << fmt.bits)], np.float32)
+    table.flags.writeable = False
+    return table
+
+
+def decode(codes: ArrayLike, fmt: str | Format) -> NDArray[np.float32]:
+    """Values of uint8 codes, exact in float32 (E8M0 code 0 is 2^-127, a float32 subnormal).
+
+    Raises:
+        ValueError: unknown or wider format, codes that are not uint8, or a code that does not fit the format.
+    """
+    fmt = _byte_format(fmt)
+    array = np.asarray(codes)
+    if array.dtype != np.uint8:
+        raise ValueError(f"codes have dtype {array.dtype}; allowed: uint8")
+    if fmt.bits < 8 and array.size and array.max() >> fmt.bits:
+        raise ValueError(f"code = {array.max():#x} does not fit {fmt.name}: allowed are 0 to {(1 << fmt.bits) - 1:#x}")
+    return np.take(decode_table(fmt), array)
