@@ -1,5 +1,6 @@
 """What the numbers are: MXFP8 formats, block quantization, tensor-core products. NumPy only."""
 
+from mxfp8fa.numerics.exp2 import exp2
 from mxfp8fa.numerics.formats import (
     BF16,
     E2M1,
@@ -40,6 +41,7 @@ __all__ = [
     "decode_scalar",
     "encode",
     "encode_scalar",
+    "exp2",
     "get_format",
     "mma",
     "quantize",

@@ -28,8 +28,9 @@ FLOAT32_MANTISSA_BITS = 23
 FLOAT32_ABS_MASK = np.int32(0x7FFFFFFF)
 FLOAT32_INF_BITS = np.int32(0x7F800000)
 
-# Elements per pass: five work arrays of 4 bytes each stay inside a 512 KB L2 cache.
-CHUNK = 1 << 14
+# Elements per pass: small enough that the work arrays of a pass stay in a level 2 cache, large enough that the few
+# microseconds of Python around them do not count.
+CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def encode(
     (`saturate=False`). NaN gives the format's NaN, 0x7F, or +max_value in a format without NaN. -0.0 keeps its sign.
 
     E8M0 encodes |x|: `rounding` is "nearest" (halfway goes up), "up" or "down" (PTX ISA, cvt.rp and cvt.rz to ue8m0).
-    Zero and everything below 2^-127 give code 0, which is 2^-127; overflow gives 0xFE, or 0xFF (NaN) without `saturate`.
+    Zero and everything below 2^-127 give code 0, which is 2^-127; overflow gives 0xFE, or 0xFF (NaN) if not `saturate`.
 
     Args:
         x: float32, float16, bfloat16 or float64 values of any shape; float64 is rounded once, not by way of float32.
@@ -258,81 +259,78 @@ def encode(
     array = np.asarray(x)
     values = _float64_to_odd_float32(array) if array.dtype == np.float64 else to_float32(array)
     codes = np.empty(array.shape, np.uint8)
-    flat_values = np.ascontiguousarray(values).reshape(-1).view(np.int32)
+    flat_bits = np.ascontiguousarray(values).reshape(-1).view(np.int32)
     flat_codes = codes.reshape(-1)
-    work = EncodeWork(min(CHUNK, flat_values.size))
-    for start in range(0, flat_values.size, CHUNK):
-        bits = flat_values[start : start + CHUNK]
+    for start in range(0, flat_bits.size, CHUNK):
+        bits = flat_bits[start : start + CHUNK]
         out = flat_codes[start : start + CHUNK]
         if fmt is E8M0:
             out[...] = _encode_e8m0_bits(bits, saturate, rounding)
         else:
-            with np.errstate(invalid="ignore"):  # a signalling NaN
-                encode_bits(bits, fmt, out, work)
-            _place_specials(bits, fmt, saturate, out)
+            _encode_element_bits(bits, fmt, saturate, out)
     return codes
 
 
-class EncodeWork:
-    """Scratch arrays of `encode_bits`, made once and used for every chunk."""
+def _encode_element_bits(bits: NDArray[np.int32], fmt: Format, saturate: bool, out: NDArray[np.uint8]) -> None:
+    """Codes of any float32 bit patterns, specials included."""
+    magnitude = bits & FLOAT32_ABS_MASK
+    nan = magnitude > FLOAT32_INF_BITS
+    largest = np.float32(fmt.max_value).view(np.int32)
+    overflow = np.zeros_like(nan) if saturate else magnitude >= _overflow_threshold(fmt)
+    np.minimum(magnitude, largest, out=magnitude)
+    round_magnitudes(magnitude, out, RoundWork(magnitude.size, fmt))
+    if not saturate:
+        out[overflow] = _overflow_code(fmt)
+    out |= (bits < 0).view(np.uint8) * np.uint8(_sign_bit(fmt))
+    out[nan] = fmt.max_code if fmt.nan_code is None else fmt.nan_code
 
-    def __init__(self, size: int) -> None:
-        self.magnitude = np.empty(size, np.int32)
-        self.linear = np.empty(size, np.int32)
-        self.rounded = np.empty(size, np.int32)
+
+def _overflow_threshold(fmt: Format) -> int:
+    """float32 bit pattern of the smallest magnitude that rounds beyond the largest value."""
+    half_step = 2.0 ** (fmt.max_exponent - fmt.mantissa_bits - 1)
+    tie = int(np.float32(fmt.max_value + half_step).view(np.int32))
+    # The tie goes to the even code: down if the largest value has it (E4M3, 0x7E), up if not (E5M2, 0x7B).
+    return tie + 1 if fmt.max_code % 2 == 0 else tie
 
 
-def encode_bits(bits: NDArray[np.int32], fmt: Format, out: NDArray[np.uint8], work: EncodeWork) -> None:
-    """Codes of finite float32 bit patterns into `out`: round to nearest even, saturate. NaN saturates like infinity.
+class RoundWork:
+    """Scratch and constants of `round_magnitudes`, for arrays of up to `size` elements."""
 
-    Read as integers, float32 magnitudes and codes are both piecewise linear logarithms, so for a normal result rounding
-    is an addition and a shift: `logarithmic` below. A subnormal result counts multiples of `min_subnormal`, and adding
-    2^23 of them to the value makes the adder round to just that: `linear`. The first is the smaller one below
-    `min_normal`; above it, `linear` is held at `min_normal` and is the smaller one. So the larger of the two is right.
+    def __init__(self, size: int, fmt: Format) -> None:
+        self.fmt = fmt
+        self.power = np.empty(size, np.int32)
+        # An array, because NumPy's integer maximum is three times slower with a scalar operand.
+        self.min_normal = np.full(size, np.float32(fmt.min_normal).view(np.int32))
+
+
+def round_magnitudes(magnitude: NDArray[np.int32], out: NDArray[np.uint8], work: RoundWork) -> None:
+    """Codes, without sign, of non-negative float32 bit patterns, rounded to nearest even; overwrites `magnitude`.
+
+    The float32 adder does the rounding. With 2^E the power of two at or below a value (at least `min_normal`), the code
+    counts units of 2^(E - mantissa_bits), and that is the last place of 2^(E + 23 - mantissa_bits): adding this power
+    to the value rounds it there, and the difference of the two bit patterns is the count n. For normal results n runs
+    from 2^mantissa_bits to twice that, and the code is n plus a multiple of E; a carry into the next exponent comes out
+    right by itself. Below `min_normal` the code is n.
 
     Args:
-        bits: 1-D contiguous float32 bit patterns.
-        fmt: a signed format of at most 8 bits.
-        out: 1-D, as long as `bits`.
-        work: scratch of at least that length.
+        magnitude: bit patterns of values below 2^(max_exponent + 1), 1-D contiguous; beyond that the code is garbage.
+        out: codes, the same shape. A value above `max_value` may give `max_code + 1`: clamping is the caller's.
+        work: made for the format, of at least this size.
     """
-    size = bits.size
-    magnitude, linear, rounded = work.magnitude[:size], work.linear[:size], work.rounded[:size]
+    fmt, size = work.fmt, magnitude.size
     shift = FLOAT32_MANTISSA_BITS - fmt.mantissa_bits
-    np.bitwise_and(bits, FLOAT32_ABS_MASK, out=magnitude)
-
-    linear_values = linear.view(np.float32)
-    unit = np.float32(fmt.min_subnormal * 2.0**FLOAT32_MANTISSA_BITS)
-    np.minimum(magnitude.view(np.float32), np.float32(fmt.min_normal), out=linear_values)
-    np.add(linear_values, unit, out=linear_values)
-    np.subtract(linear, unit.view(np.int32), out=linear)
-
-    logarithmic = rounded
-    np.right_shift(magnitude, np.int32(shift), out=rounded)
-    np.bitwise_and(rounded, np.int32(1), out=rounded)
-    np.add(rounded, magnitude, out=rounded)
-    rebias = (FLOAT32_BIAS - fmt.bias) << FLOAT32_MANTISSA_BITS
-    np.add(rounded, np.int32((1 << (shift - 1)) - 1 - rebias), out=rounded)
-    np.right_shift(rounded, np.int32(shift), out=logarithmic)
-
-    np.maximum(logarithmic, linear, out=linear)
-    np.minimum(linear, np.int32(fmt.max_code), out=linear)
-    np.right_shift(bits, np.int32(32 - fmt.bits), out=rounded)
-    np.bitwise_and(rounded, np.int32(_sign_bit(fmt)), out=rounded)
-    np.bitwise_or(linear, rounded, out=linear)
-    np.copyto(out, linear, casting="unsafe")
-
-
-def _place_specials(bits: NDArray[np.int32], fmt: Format, saturate: bool, out: NDArray[np.uint8]) -> None:
-    """Overwrite the codes of NaN and, without saturation, of overflow."""
-    magnitude = bits & FLOAT32_ABS_MASK
-    if not saturate:
-        # Halfway between the largest value and the next is a tie; it goes to the even code, found by max_code's parity.
-        half_step = 2.0 ** (fmt.max_exponent - fmt.mantissa_bits - 1)
-        threshold = np.float32(fmt.max_value + half_step).view(np.int32)
-        overflow = magnitude > threshold if fmt.max_code % 2 == 0 else magnitude >= threshold
-        out[overflow] = (out[overflow] & _sign_bit(fmt)) | _overflow_code(fmt)
-    out[magnitude > FLOAT32_INF_BITS] = fmt.max_code if fmt.nan_code is None else fmt.nan_code
+    power, values = work.power[:size], magnitude.view(np.float32)
+    np.bitwise_and(magnitude, FLOAT32_INF_BITS, out=power)
+    np.maximum(power, work.min_normal[:size], out=power)
+    np.add(power, np.int32(shift << FLOAT32_MANTISSA_BITS), out=power)
+    np.add(values, power.view(np.float32), out=values)
+    np.subtract(magnitude, power, out=magnitude)
+    np.right_shift(power, np.int32(shift), out=power)
+    np.add(magnitude, power, out=magnitude)
+    np.copyto(out, magnitude, casting="unsafe")
+    # What remains to subtract, the biases of both exponents and the hidden bit, is taken modulo 256.
+    excess = ((FLOAT32_BIAS + shift - fmt.bias) << fmt.mantissa_bits) + (1 << fmt.mantissa_bits)
+    np.subtract(out, np.uint8(excess % 256), out=out)
 
 
 def _encode_e8m0_bits(bits: NDArray[np.int32], saturate: bool, rounding: str) -> NDArray[np.int32]:
@@ -367,4 +365,14 @@ def decode(codes: ArrayLike, fmt: str | Format) -> NDArray[np.float32]:
         raise ValueError(f"codes have dtype {array.dtype}; allowed: uint8")
     if fmt.bits < 8 and array.size and array.max() >> fmt.bits:
         raise ValueError(f"code = {array.max():#x} does not fit {fmt.name}: allowed are 0 to {(1 << fmt.bits) - 1:#x}")
-    return np.take(decode_table(fmt), array)
+    values = np.empty(array.shape, np.float32)
+    decode_into(np.ascontiguousarray(array).reshape(-1), fmt, values.reshape(-1))
+    return values
+
+
+def decode_into(codes: NDArray[np.uint8], fmt: Format, out: NDArray[np.float32]) -> None:
+    """`decode` of 1-D codes into `out`, in chunks: `take` widens its indices to 8 bytes each."""
+    table = decode_table(fmt)
+    for start in range(0, codes.size, CHUNK):
+        # "clip" only selects NumPy's unbuffered path; every code has an entry.
+        np.take(table, codes[start : start + CHUNK], out=out[start : start + CHUNK], mode="clip")

@@ -2,14 +2,14 @@
 
     value = scale * element        scale = 2^(scale_e8m0 - 127), element = one E4M3 or E5M2 code
 
-The scale comes from the largest magnitude of the block, `amax`, by integer arithmetic on its float32 bits: no logarithm,
-no division, so nothing depends on a math library. With E the exponent field of amax and m its mantissa bits:
+The scale comes from the largest magnitude of the block, `amax`, by integer arithmetic on its float32 bits: no
+logarithm, no division, so nothing depends on a math library. With E the exponent field of amax and m its mantissa bits:
 
     rule     scale_e8m0 (E4M3; for E5M2 15 replaces 8)       where it comes from
     floor    E - 8                                           OCP MX v1.0, section 6.3; may clip the largest elements
     ceil     E - 8 + (m > 0)                                 never clips, wastes up to one bit
     even     (E, m rounded to the element's mantissa) - 8    floor after rounding amax like an element
-    rceil    E - 8 + (m > 0x600000)                          smallest scale at which amax fits (1.75 * 2^8 = 448): NVIDIA
+    rceil    E - 8 + (m > 0x600000)                          NVIDIA: smallest scale at which amax fits (448 = 1.75 * 2^8)
 
 Contract, for every rule:
     * a block of zeros has scale code 0, and zeros keep their signs;
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -32,11 +32,11 @@ from mxfp8fa.numerics.formats import (
     FLOAT32_ABS_MASK,
     FLOAT32_INF_BITS,
     FLOAT32_MANTISSA_BITS,
-    EncodeWork,
     Format,
+    RoundWork,
     decode,
-    encode_bits,
     get_format,
+    round_magnitudes,
     to_float32,
 )
 
@@ -239,7 +239,7 @@ def _grid(
 def _axis_segments(bounds: list[int]) -> Iterator[tuple[slice, slice, int]]:
     """Data range, scale range and block extent of the whole blocks and of the last short block of each sequence."""
     block = 0
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         whole, rest = divmod(stop - start, BLOCK)
         if whole:
             yield slice(start, start + whole * BLOCK), slice(block, block + whole), BLOCK
@@ -261,9 +261,14 @@ def scale_codes(amax_bits: NDArray[np.int32], fmt: str | Format = "e4m3", rule: 
     _check_rule(rule)
     one = 1 << FLOAT32_MANTISSA_BITS
     carry = {"floor": 0, "ceil": one - 1, "even": one >> (fmt.mantissa_bits + 1), "rceil": one // 4 - 1}[rule]
-    exponent = (np.minimum(amax_bits, FLOAT32_INF_BITS) + np.int32(carry)) >> FLOAT32_MANTISSA_BITS
-    codes = np.clip(exponent - fmt.max_exponent, 0, SCALE_MAX)
-    return np.where(amax_bits >= FLOAT32_INF_BITS, SCALE_NAN, codes).astype(np.uint8)
+    # NaN and infinities overflow here, harmlessly; they are told apart afterwards.
+    codes = np.add(amax_bits, np.int32(carry))
+    np.right_shift(codes, np.int32(FLOAT32_MANTISSA_BITS), out=codes)
+    np.subtract(codes, np.int32(fmt.max_exponent), out=codes)
+    np.maximum(codes, np.int32(0), out=codes)
+    np.minimum(codes, np.int32(SCALE_MAX), out=codes)
+    np.copyto(codes, np.int32(SCALE_NAN), where=amax_bits >= FLOAT32_INF_BITS)
+    return codes.astype(np.uint8)
 
 
 def _check_rule(rule: str) -> None:
@@ -312,10 +317,11 @@ def quantize(
         _check_whole_blocks(array.shape, positive, lengths)
     codes = np.empty(array.shape, np.uint8)
     scale = np.empty(scale_shape(array.shape, positive, lengths), np.uint8)
-    work = _Work()
-    for region in _grid(array.shape, positive, lengths):
-        for tile in _tiles(region, CHUNK):
-            _quantize_tile(array[tile.data], codes[tile.data], scale[tile.scale], tile, element, rule, work)
+    work = _Work(min(CHUNK, array.size), element)
+    with np.errstate(invalid="ignore", under="ignore"):  # NaN and infinities are legal input
+        for region in _grid(array.shape, positive, lengths):
+            views = array[region.data], codes[region.data], scale[region.scale]
+            _quantize_region(*views, region, element, rule, work)
     return MXTensor(codes, scale, element.name, positive, lengths)
 
 
@@ -334,58 +340,105 @@ def _check_whole_blocks(shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlen
             )
 
 
-def _tiles(region: _Region, limit: int) -> Iterator[_Region]:
-    """`region` cut into rectangles of whole blocks, of at most about `limit` elements each, in memory order."""
-    extent = dict(zip(region.axes, region.extent, strict=True))
-    unit = [extent.get(axis, 1) for axis in range(len(region.data))]
-    count = [(s.stop - s.start) // u for s, u in zip(region.data, unit, strict=True)]
-    step = [1] * len(unit)
-    size = int(np.prod(unit))
-    for axis in reversed(range(len(unit))):
-        step[axis] = min(count[axis], max(1, limit // size))
-        size *= max(1, step[axis])
-    for start in product(*(range(0, n, max(1, s)) for n, s in zip(count, step, strict=True))):
-        stop = [min(a + s, n) for a, s, n in zip(start, step, count, strict=True)]
-        data = tuple(
-            slice(s.start + a * u, s.start + b * u) for s, a, b, u in zip(region.data, start, stop, unit, strict=True)
-        )
-        scale = tuple(slice(s.start + a, s.start + b) for s, a, b in zip(region.scale, start, stop, strict=True))
-        yield _Region(data, scale, region.axes, region.extent)
+def _tiles(shape: tuple[int, ...], whole: tuple[int, ...], limit: int) -> Iterator[tuple[slice, ...]]:
+    """Slices that cut an array into rectangles of about `limit` elements, in memory order; axes `whole` stay uncut."""
+    step = [length if axis in whole else 1 for axis, length in enumerate(shape)]
+    size = int(np.prod(step))
+    for axis in reversed(range(len(shape))):
+        if axis not in whole:
+            step[axis] = max(1, min(shape[axis], limit // max(1, size)))
+            size *= step[axis]
+    ranges = (range(0, length, max(1, s)) for length, s in zip(shape, step, strict=True))
+    for start in product(*ranges):
+        yield tuple(slice(a, a + s) for a, s in zip(start, step, strict=True))
 
 
 class _Work:
-    """Scratch arrays of `_quantize_tile`, for tiles of up to `size` elements."""
+    """Scratch and constants for rectangles of up to `size` elements."""
 
-    def __init__(self, size: int = 2 * CHUNK) -> None:
-        self.scaled = np.empty(size, np.float32)
+    def __init__(self, size: int, fmt: Format) -> None:
+        self.values = np.empty(size, np.float32)
+        self.magnitude = np.empty(size, np.int32)
+        self.negative = np.empty(size, np.bool_)
         self.codes = np.empty(size, np.uint8)
-        self.encode = EncodeWork(size)
+        self.max_code = np.full(size, fmt.max_code, np.uint8)
+        self.block_starts = np.arange(0, size, BLOCK)
+        self.round = RoundWork(size, fmt)
+
+
+def _quantize_region(
+    x: NDArray,
+    codes: NDArray[np.uint8],
+    scale: NDArray[np.uint8],
+    region: _Region,
+    fmt: Format,
+    rule: str,
+    work: _Work,
+) -> None:
+    """Quantize one region of equal blocks, given as views of the data and of both results."""
+    x, codes, scale = region.split(x), region.split(codes), region.split_scale(scale)
+    inner = region.inner_axes()
+    for tile in _tiles(x.shape, inner, CHUNK):
+        scale_tile = tuple(slice(None) if axis in inner else s for axis, s in enumerate(tile))
+        _quantize_tile(x[tile], codes[tile], scale[scale_tile], inner, fmt, rule, work)
 
 
 def _quantize_tile(
     x: NDArray,
     codes: NDArray[np.uint8],
     scale: NDArray[np.uint8],
-    tile: _Region,
+    inner: tuple[int, ...],
     fmt: Format,
     rule: str,
     work: _Work,
 ) -> None:
-    """Quantize one rectangle of blocks, `x`, into views of the results."""
-    values = tile.split(to_float32(x))
-    size = values.size
-    magnitude = work.encode.magnitude[:size].reshape(values.shape)
-    np.bitwise_and(values.view(np.int32), FLOAT32_ABS_MASK, out=magnitude)
-    amax = np.maximum.reduce(magnitude, axis=tile.inner_axes())
-    tile_scale = scale_codes(amax, fmt, rule)
+    """Quantize whole blocks: `inner` are the axes that run inside a block; `scale` keeps them with length 1."""
+    size, shape = x.size, x.shape
+    bits = _float32_bits(x, work)
+    magnitude = work.magnitude[:size]
+    np.bitwise_and(bits, FLOAT32_ABS_MASK, out=magnitude.reshape(shape))
+    tile_scale = scale_codes(_block_max(magnitude, shape, inner, work), fmt, rule)
     scale[...] = tile_scale
-    # 2^(127 - code) as a bit pattern. NaN blocks are overwritten below; any multiplier serves them.
-    reciprocal = ((254 - np.minimum(tile_scale, 253).astype(np.int32)) << FLOAT32_MANTISSA_BITS).view(np.float32)
-    scaled = work.scaled[:size]
-    with np.errstate(invalid="ignore", under="ignore", over="ignore"):
-        np.multiply(values, tile.split_scale(reciprocal), out=scaled.reshape(values.shape))
-        encode_bits(scaled.view(np.int32), fmt, work.codes[:size], work.encode)
-    codes[...] = work.codes[:size].reshape(codes.shape)
+
+    # 2^(127 - code) as bit patterns, spread over the elements: a broadcast operand would slow the multiplication down.
+    # Blocks with NaN are overwritten below, any multiplier does for them.
+    reciprocal = (254 - np.minimum(tile_scale, np.uint8(SCALE_MAX)).astype(np.int32)) << FLOAT32_MANTISSA_BITS
+    spread = work.round.power[:size]
+    np.copyto(spread.reshape(shape), reciprocal)
+    values = magnitude.view(np.float32)
+    np.multiply(values, spread.view(np.float32), out=values)
+    code, sign = work.codes[:size], work.negative[:size].view(np.uint8)
+    round_magnitudes(magnitude, code, work.round)
+    np.minimum(code, work.max_code[:size], out=code)
+
+    np.less(bits, np.int32(0), out=work.negative[:size].reshape(shape))
+    np.multiply(sign, np.uint8(0x80), out=sign)
+    np.bitwise_or(code.reshape(shape), sign.reshape(shape), out=codes)
     nan = tile_scale == SCALE_NAN
     if nan.any():
-        np.copyto(tile.split(codes), CODE_NAN, where=tile.split_scale(nan))
+        np.copyto(codes, np.uint8(CODE_NAN), where=nan)
+
+
+def _float32_bits(x: NDArray, work: _Work) -> NDArray[np.int32]:
+    """Bit patterns of `x` as float32: a view of it, or of the scratch array it is widened into."""
+    if x.dtype == np.float32:
+        return x.view(np.int32)
+    values = work.values[: x.size].reshape(x.shape)
+    if x.dtype == np.float16:
+        np.copyto(values, x)
+        return values.view(np.int32)
+    widened = values.view(np.uint32)
+    np.left_shift(x.view(np.uint16), np.uint32(16), out=widened)
+    return widened.view(np.int32)
+
+
+def _block_max(
+    magnitude: NDArray[np.int32], shape: tuple[int, ...], inner: tuple[int, ...], work: _Work
+) -> NDArray[np.int32]:
+    """Maximum over the axes `inner`, kept with length 1. As integers a NaN is above infinity, so it propagates."""
+    if inner[-1] != len(shape) - 1:
+        return np.maximum.reduce(magnitude.reshape(shape), axis=inner, keepdims=True)
+    # Along contiguous elements `reduceat` is twice as fast as `reduce`.
+    starts = work.block_starts if shape[-1] == BLOCK else np.arange(0, magnitude.size, shape[-1])
+    rows = np.maximum.reduceat(magnitude, starts[: magnitude.size // shape[-1]]).reshape(*shape[:-1], 1)
+    return np.maximum.reduce(rows, axis=inner[:-1], keepdims=True) if len(inner) == 2 else rows

@@ -1,0 +1,105 @@
+"""One exp2, correctly rounded to float32, for every place that needs 2^x: the numerics and the emulator's ex2.
+
+Correct rounding makes the result a property of the input alone. A math library's exp2 is close, but which of two
+neighbours it returns depends on the library, the vector width and the version; here every step is an exact or correctly
+rounded IEEE operation in a fixed order, with multiplication and addition kept apart (no fused multiply-add), so NumPy on
+any machine, and compiled code that respects the order, return the same bits.
+
+    x = n + f,  n the nearest integer, |f| <= 1/2, both exact in float64
+    2^f ~ p(f), a polynomial of degree 11 by Horner's rule in float64
+    2^x = 2^n p(f), the exponent field of p plus n, exact; then one rounding to float32
+
+p differs from 2^f by less than 2^-54 of it and Horner's rule loses less than one float64 unit in the last place.
+`scripts/prove_exp2.py` bounds both, then evaluates every float32 input and settles the few whose float64 result lies
+that close to a rounding boundary in arbitrary precision: none is rounded wrongly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mxfp8fa.numerics.formats import to_float32
+
+# Minimax polynomial for the relative error of 2^f on [-1/2, 1/2] with the constant term held at 1, so that integers give
+# exact powers of two; coefficients rounded to float64. `scripts/prove_exp2.py --derive` finds them.
+COEFFICIENTS = tuple(
+    float.fromhex(digits)
+    for digits in (
+        "0x1.0000000000000p+0",
+        "0x1.62e42fefa39f3p-1",
+        "0x1.ebfbdff82c598p-3",
+        "0x1.c6b08d7048f31p-5",
+        "0x1.3b2ab6fba1e1cp-7",
+        "0x1.5d87fe7bbbe54p-10",
+        "0x1.43091309611b8p-13",
+        "0x1.ffcbee3af48b0p-17",
+        "0x1.62bfd49ebfb96p-20",
+        "0x1.b54167ce0934bp-24",
+        "0x1.e605f99bf7beap-28",
+        "0x1.c06342a55c055p-32",
+    )
+)
+
+# Beyond these the result is 0 or infinity whatever the argument.
+LOWEST, HIGHEST = np.float32(-151.0), np.float32(129.0)
+# Adding this rounds a small float64 to an integer, which then sits in the low bits of the sum.
+_ROUND_TO_INTEGER = 1.5 * 2.0**52
+_FLOAT64_MANTISSA_BITS = np.int64(52)
+_CHUNK = 1 << 13  # four float64 work arrays of 64 KB
+
+
+class _Work:
+    def __init__(self, size: int) -> None:
+        self.x, self.n, self.f, self.p = (np.empty(size, np.float64) for _ in range(4))
+
+
+def exp2(x: ArrayLike, *, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """2^x, correctly rounded to float32 (nearest, ties to even), subnormal results included.
+
+    2^-150 is a tie and gives 0; x >= 128 gives infinity; -inf gives 0, NaN gives NaN.
+
+    Args:
+        x: float32, float16 or bfloat16, any shape.
+        out: float32 array of the same shape for the result; may be `x` itself.
+
+    Raises:
+        ValueError: another dtype, or an `out` that does not fit.
+    """
+    values = to_float32(x)
+    if out is None:
+        out = np.empty(values.shape, np.float32)
+    elif out.shape != values.shape or out.dtype != np.float32:
+        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; allowed: {values.shape}, float32")
+    source = np.ascontiguousarray(values).reshape(-1)
+    target = out.reshape(-1) if out.flags.c_contiguous else np.empty(source.size, np.float32)
+    work = _Work(min(_CHUNK, source.size))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for start in range(0, source.size, _CHUNK):
+            part = source[start : start + _CHUNK]
+            np.copyto(target[start : start + _CHUNK], exp2_float64(part, work), casting="same_kind")
+    if not out.flags.c_contiguous:
+        out[...] = target.reshape(out.shape)
+    return out
+
+
+def exp2_float64(x: NDArray[np.float32], work: _Work | None = None) -> NDArray[np.float64]:
+    """2^x before the final rounding, for 1-D float32; a view of `work`. Arguments are clamped to LOWEST and HIGHEST."""
+    work = work or _Work(x.size)
+    wide, n, f, p = (array[: x.size] for array in (work.x, work.n, work.f, work.p))
+    np.copyto(wide, x)
+    np.maximum(wide, np.float64(LOWEST), out=wide)
+    np.minimum(wide, np.float64(HIGHEST), out=wide)
+    np.add(wide, _ROUND_TO_INTEGER, out=n)
+    np.subtract(n, _ROUND_TO_INTEGER, out=f)
+    np.subtract(wide, f, out=f)
+    np.multiply(f, COEFFICIENTS[-1], out=p)
+    for coefficient in COEFFICIENTS[-2:0:-1]:
+        np.add(p, coefficient, out=p)
+        np.multiply(p, f, out=p)
+    np.add(p, COEFFICIENTS[0], out=p)
+    # The low bits of `n` are n in two's complement. For NaN they are zero, and p is NaN already.
+    exponent, bits = n.view(np.int64), p.view(np.int64)
+    np.left_shift(exponent, _FLOAT64_MANTISSA_BITS, out=exponent)
+    np.add(bits, exponent, out=bits)
+    return p
