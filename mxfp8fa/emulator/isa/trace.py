@@ -70,6 +70,15 @@ def evaluate(mnemonic: str, *inputs: Any, mask: np.ndarray | None = None) -> Any
     return results[0] if len(results) == 1 else results
 
 
+def lane_function(mnemonic: str) -> Callable[..., tuple[np.ndarray, ...]]:
+    """The compiled lane function of a pure two-input instruction: how atomics share their arithmetic."""
+    opcode, *qualifiers = mnemonic.split(".")
+    found = _find_pure(opcode, qualifiers, 2)
+    if found is None:
+        raise ValueError(f"{mnemonic} is not a pure instruction of two inputs")
+    return compiled(*found, 2)
+
+
 def _find_pure(opcode: str, qualifiers: list[str], count: int) -> tuple[registry.Definition, dict[str, Any]] | None:
     text = "".join(f".{q}" for q in qualifiers)
     for definition in registry.REGISTRY.get(opcode, ()):

@@ -1,0 +1,199 @@
+"""mbarrier instructions, PTX ISA section 9.7.13.15. The object itself: `machine.mbarrier`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mxfp8fa.emulator.errors import BarrierError, EmulationError, PoisonError
+from mxfp8fa.emulator.isa.registry import machine
+from mxfp8fa.emulator.machine import access
+from mxfp8fa.emulator.machine.cluster import CTA
+from mxfp8fa.emulator.machine.mbarrier import MBarrier
+from mxfp8fa.emulator.machine.warp import Warp, indices_of
+
+SPACE = ("shared", "shared::cta", "shared::cluster")
+SEM = ("release", "relaxed", "acquire")
+SCOPE = ("cta", "cluster")
+MODS: dict[str, Any] = {"sem": SEM, "scope": SCOPE, "ss": SPACE}
+
+
+def read(cta: CTA, offset: int) -> MBarrier:
+    """The mbarrier at an offset of a CTA's shared memory."""
+    word, shadow = cta.shared.words.load(np.array([offset]), 8)
+    if shadow is not None:
+        raise PoisonError(f"the mbarrier at shared offset {offset:#x} of {cta} was never initialised")
+    try:
+        return MBarrier.decode(int(word[0]))
+    except BarrierError as error:
+        raise BarrierError(f"shared offset {offset:#x} of {cta}: {error.message}") from None
+
+
+def change(warp: Warp | None, cta: CTA, offset: int, operation: Callable[[MBarrier], bool | None], who: str) -> MBarrier:
+    """Apply an operation to an mbarrier and wake its waiters if a phase completed; returns the state before."""
+    before, barrier = read(cta, offset), read(cta, offset)
+    try:
+        completed = operation(barrier)
+    except BarrierError as error:
+        last = cta.last_arrivals.get(offset, "nobody")
+        raise BarrierError(f"mbarrier at shared offset {offset:#x} of {cta}: {error.message} (last arrival: {last})") from None
+    cta.shared.words.store(np.array([offset]), 8, np.array([barrier.encode()], np.uint64), None)
+    cta.last_arrivals[offset] = who
+    cta.machine.progress()
+    if completed:
+        cta.machine.wake(key(cta, offset))
+    return before
+
+
+def key(cta: CTA, offset: int) -> Any:
+    """What waiters on an mbarrier block on."""
+    return ("mbarrier", id(cta), offset)
+
+
+def who(warp: Warp) -> str:
+    """The running instruction of a warp, for reports."""
+    line = warp.program.instructions[warp.group.pc].ptx_line
+    return f"CTA {warp.cta.index} warp {warp.index} at PTX line {line}"
+
+
+def each(
+    warp: Warp, bits: int, space: str | None, addresses: np.ndarray, operation: Callable[[MBarrier, int], bool | None]
+) -> np.ndarray:
+    """Apply operation(barrier, lane) for every active lane, in lane order; returns the states before, per lane."""
+    tokens = np.zeros(32, np.uint64)
+    by = who(warp)
+    for lane in indices_of(bits):
+        try:
+            cta, offset = access.shared_word(warp, space or "shared::cluster", int(addresses[lane]), 8, "mbarrier")
+            before = change(warp, cta, offset, lambda b, lane=lane: operation(b, int(lane)), by)
+        except EmulationError as error:
+            error.lane = int(lane) if error.lane is None else error.lane
+            raise
+        tokens[lane] = before.encode()
+    return tokens
+
+
+@machine("mbarrier.init{.ss}.b64 [a], b:u32", ss=SPACE, section="9.7.13.15 mbarrier.init")
+def init(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str | None = None) -> None:
+    """Make [a] a barrier that expects b arrivals a phase."""
+    for lane in indices_of(bits):
+        cta, offset = access.shared_word(warp, ss or "shared::cluster", int(a[lane]), 8, "mbarrier.init")
+        word = MBarrier.init(int(b[lane])).encode()
+        cta.shared.words.store(np.array([offset]), 8, np.array([word], np.uint64), None)
+        cta.last_arrivals.pop(offset, None)
+    warp.machine.progress()
+
+
+@machine("mbarrier.inval{.ss}.b64 [a]", ss=SPACE, section="9.7.13.15 mbarrier.inval")
+def inval(warp: Warp, bits: int, a: np.ndarray, *, ss: str | None = None) -> None:
+    """The barrier at [a] ends; its bytes become undefined."""
+    for lane in indices_of(bits):
+        cta, offset = access.shared_word(warp, ss or "shared::cluster", int(a[lane]), 8, "mbarrier.inval")
+        read(cta, offset)
+        cta.shared.words.write_bytes(offset, np.zeros(8, np.uint8), np.full(8, 0xFF, np.uint8))
+
+
+@machine("mbarrier.expect_tx{.sem}{.scope}{.ss}.b64 [a], b:u32", section="9.7.13.15 mbarrier.expect_tx", **MODS)
+def expect_tx(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str | None = None, **_: Any) -> None:
+    """Raise the transaction count of [a] by b."""
+    each(warp, bits, ss, a, lambda m, lane: m.expect_tx(int(b[lane])))
+
+
+@machine("mbarrier.complete_tx{.sem}{.scope}{.ss}.b64 [a], b:u32", section="9.7.13.15 mbarrier.complete_tx", **MODS)
+def complete_tx(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str | None = None, **_: Any) -> None:
+    """Lower the transaction count of [a] by b."""
+    each(warp, bits, ss, a, lambda m, lane: m.complete_tx(int(b[lane])))
+
+
+def _arrive(warp: Warp, bits: int, ss: str | None, a: np.ndarray, c: np.ndarray | None, drop: bool, no_complete: bool) -> np.ndarray:
+    def operation(m: MBarrier, lane: int) -> bool:
+        count = 1 if c is None else int(c[lane])
+        return (m.drop if drop else m.arrive)(count, no_complete=no_complete)
+
+    return each(warp, bits, ss, a, operation)
+
+
+@machine("mbarrier.op{.sem}{.scope}{.ss}.b64 d, [a]{, c:u32}", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)
+def arrive(warp: Warp, bits: int, a: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> np.ndarray:
+    """d = the state of [a]; then c (default 1) arrivals."""
+    return _arrive(warp, bits, ss, a, c, op == "arrive_drop", False)
+
+
+@machine("mbarrier.op{.sem}{.scope}{.ss}.b64 [a]{, c:u32}", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)
+def arrive_sink(warp: Warp, bits: int, a: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> None:
+    """c (default 1) arrivals on [a]."""
+    _arrive(warp, bits, ss, a, c, op == "arrive_drop", False)
+
+
+@machine("mbarrier.op.noComplete{.sem}{.scope}{.ss}.b64 d, [a], c:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
+def arrive_no_complete(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, op: str, ss: str | None = None, **_: Any) -> np.ndarray:
+    """d = the state of [a]; then c arrivals, which must not complete the phase."""
+    return _arrive(warp, bits, ss, a, c, op == "arrive_drop", True)
+
+
+def _arrive_expect(warp: Warp, bits: int, ss: str | None, a: np.ndarray, b: np.ndarray, drop: bool) -> np.ndarray:
+    def operation(m: MBarrier, lane: int) -> bool:
+        m.expect_tx(int(b[lane]))
+        return m.drop() if drop else m.arrive()
+
+    return each(warp, bits, ss, a, operation)
+
+
+@machine("mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 d, [a], b:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
+def arrive_expect(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any) -> np.ndarray:
+    """d = the state of [a]; raise its transaction count by b, then one arrival."""
+    return _arrive_expect(warp, bits, ss, a, b, op == "arrive_drop")
+
+
+@machine("mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 [a], b:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
+def arrive_expect_sink(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any) -> None:
+    """Raise the transaction count of [a] by b, then one arrival."""
+    _arrive_expect(warp, bits, ss, a, b, op == "arrive_drop")
+
+
+def _wait(warp: Warp, bits: int, ss: str | None, a: np.ndarray, passed: Callable[[MBarrier, int], bool], what: str, blocking: bool) -> Any:
+    result = np.zeros(32, bool)
+    blocked: tuple[CTA, int, MBarrier] | None = None
+    for lane in indices_of(bits):
+        cta, offset = access.shared_word(warp, ss or "shared::cta", int(a[lane]), 8, "mbarrier wait")
+        barrier = read(cta, offset)
+        result[lane] = passed(barrier, int(lane))
+        if not result[lane]:
+            blocked = (cta, offset, barrier)
+    if blocked is None or not blocking or warp.group.timed_out:
+        warp.group.timed_out = False
+        return result
+    cta, offset, barrier = blocked
+    last = cta.last_arrivals.get(offset, "nobody")
+    reason = f"{what} on the mbarrier at shared offset {offset:#x}: {barrier}; last arrival: {last}"
+    return warp.block(key(cta, offset), reason, may_time_out=True)
+
+
+@machine("mbarrier.op.parity{.sem}{.scope}{.ss}.b64 p:pred, [a], b:u32{, c:u32}", op=("test_wait", "try_wait"), section="9.7.13.15 mbarrier.test_wait", **MODS)  # fmt: skip
+def wait_parity(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> Any:
+    """p = whether the phase of parity b of [a] has completed; try_wait may wait for it a while."""
+    parity = int(b[indices_of(bits)[0]]) & 1
+    return _wait(warp, bits, ss, a, lambda m, lane: m.passed(int(b[lane]) & 1), f"waits for phase parity {parity}", op == "try_wait")
+
+
+@machine("mbarrier.op{.sem}{.scope}{.ss}.b64 p:pred, [a], b{, c:u32}", op=("test_wait", "try_wait"), section="9.7.13.15 mbarrier.test_wait", **MODS)  # fmt: skip
+def wait_state(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> Any:
+    """p = whether the phase that token b was taken in has completed; try_wait may wait for it a while."""
+
+    def passed(m: MBarrier, lane: int) -> bool:
+        return m.phase != MBarrier.decode(int(b[lane])).phase
+
+    return _wait(warp, bits, ss, a, passed, "waits for the phase of its token", op == "try_wait")
+
+
+@machine("mbarrier.pending_count.b64 d:u32, a", section="9.7.13.15 mbarrier.pending_count")
+def pending_count(warp: Warp, bits: int, a: np.ndarray) -> np.ndarray:
+    """d = pending arrivals in the state token a."""
+    out = np.zeros(32, np.uint32)
+    for lane in indices_of(bits):
+        out[lane] = MBarrier.decode(int(a[lane])).pending
+    return out
+
+

@@ -1,0 +1,372 @@
+"""Binding: an instruction of the syntax tree and its definition become one Python function step(warp, bits).
+
+`bits` are the threads that execute the instruction (guard applied). A step returns None to go on, or an `Outcome`.
+Operands are resolved here, once: registers to indices, immediates to arrays, symbols to addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mxfp8fa.emulator.errors import IllegalOperation, PoisonError, UnsupportedInstruction
+from mxfp8fa.emulator.isa import trace
+from mxfp8fa.emulator.isa.registry import REGISTRY, Definition, OperandSpec
+from mxfp8fa.emulator.lanes import LANES, raw_dtype
+from mxfp8fa.emulator.machine.memory import SHARED_RANK_SHIFT
+from mxfp8fa.emulator.machine.special import special_register
+from mxfp8fa.emulator.machine.warp import Outcome, Warp, bits_of, indices_of, lanes_of
+from mxfp8fa.emulator.ptx import syntax
+from mxfp8fa.emulator.values import BITS, is_float, is_signed
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.program import Program
+
+Tracked = tuple[np.ndarray, np.ndarray | None]
+Reader = Callable[[Warp], Tracked]
+Step = Callable[[Warp, int], Outcome | None]
+
+
+class BindError(Exception):
+    """An operand does not fit its definition; the message says why."""
+
+
+def register_dtype(register: syntax.Register) -> type:
+    """dtype of a register's lanes (b128 registers have two u64 words per lane)."""
+    return np.bool_ if register.type == "pred" else raw_dtype(f"u{min(register.bits, 64)}")
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def reader(operand: Any, value_type: str, program: Program) -> Reader:
+    """A function that reads an operand as raw bits of value_type, with its poison."""
+    dtype = raw_dtype(value_type)
+    if isinstance(operand, syntax.Negated):
+        index = operand.register.id
+        return lambda w: (~w.regs[index], w.shadow[index])
+    if isinstance(operand, syntax.Register):
+        return _register_reader(operand, dtype, value_type)
+    if isinstance(operand, syntax.Immediate):
+        constant = np.full(LANES, _immediate(operand, value_type), dtype)
+        return lambda w: (constant, None)
+    if isinstance(operand, syntax.SpecialRegister):
+        read = special_register(operand)
+        return lambda w: (_resize(read(w), dtype), None)
+    if isinstance(operand, syntax.Symbol):
+        address = np.full(LANES, program.address_of(operand) & ((1 << BITS[value_type]) - 1), dtype)
+        if operand.space == "shared":
+            return lambda w: (address + dtype(w.cta.rank << SHARED_RANK_SHIFT), None)
+        return lambda w: (address, None)
+    raise BindError(f"operand {operand} cannot be read as {value_type}")
+
+
+def _register_reader(register: syntax.Register, dtype: type, value_type: str) -> Reader:
+    index = register.id
+    if (register.type == "pred") != (value_type == "pred"):
+        raise BindError(f"register {register} is {register.type}, but {value_type} is needed")
+    if register_dtype(register) is dtype:
+        return lambda w: (w.regs[index], w.shadow[index])
+
+    def resized(w: Warp) -> Tracked:
+        shadow = w.shadow[index]
+        return w.regs[index].astype(dtype), None if shadow is None else shadow.astype(dtype)
+
+    return resized
+
+
+def _immediate(operand: syntax.Immediate, value_type: str) -> int:
+    if value_type == "pred":
+        return operand.integer_bits(1)
+    width = BITS[value_type]
+    try:
+        if is_float(value_type) and width > 16 and operand.kind != "int":
+            return operand.float_bits(width)
+        return operand.integer_bits(width)
+    except ValueError as error:
+        raise BindError(str(error)) from None
+
+
+def _resize(value: np.ndarray, dtype: type) -> np.ndarray:
+    return value if value.dtype == dtype else value.astype(dtype)
+
+
+def address_reader(operand: Any, program: Program) -> Reader:
+    """A function that reads the address in `[base + offset]` as u64 lanes."""
+    if not isinstance(operand, syntax.Address):
+        raise BindError(f"operand {operand} is not an address")
+    if operand.base is None:
+        constant = np.full(LANES, operand.offset, np.uint64)
+        return lambda w: (constant, None)
+    base = reader(operand.base, "u64", program)
+    if operand.offset == 0:
+        return base
+    offset = np.uint64(operand.offset & (2**64 - 1))
+    narrow = isinstance(operand.base, syntax.Register) and operand.base.bits == 32
+
+    def read(w: Warp) -> Tracked:
+        value, shadow = base(w)
+        value = value + offset
+        return (value & np.uint64(0xFFFFFFFF) if narrow else value), shadow
+
+    return read
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def writer(operand: Any, value_type: str) -> Callable[[Warp, int, np.ndarray, np.ndarray | None], None]:
+    """A function that writes raw bits of value_type, extended to the register's width."""
+    if isinstance(operand, syntax.Sink):
+        return lambda w, bits, value, shadow: None
+    if not isinstance(operand, syntax.Register):
+        raise BindError(f"operand {operand} cannot be written")
+    index, dtype = operand.id, register_dtype(operand)
+    if (operand.type == "pred") != (value_type == "pred"):
+        raise BindError(f"register {operand} is {operand.type}, but the result is {value_type}")
+    if dtype is raw_dtype(value_type):
+        return lambda w, bits, value, shadow: w.write(index, value, bits, shadow)
+    if operand.bits < BITS[value_type]:
+        raise BindError(f"register {operand} has {operand.bits} bits, but the result has {BITS[value_type]}")
+    signed = getattr(np, f"int{BITS[value_type]}") if is_signed(value_type) else None
+
+    def extended(w: Warp, bits: int, value: np.ndarray, shadow: np.ndarray | None) -> None:
+        wide = value.astype(dtype) if signed is None else value.view(signed).astype(dtype)
+        w.write(index, wide, bits, None if shadow is None else shadow.astype(dtype))
+
+    return extended
+
+
+# -- definitions ------------------------------------------------------------------------------------------------------
+
+
+def match(instruction: syntax.Instruction) -> tuple[Definition, dict[str, Any]] | None:
+    """The definition whose qualifiers, number and kinds of operands fit an instruction."""
+    text = "".join(f".{q}" for q in instruction.qualifiers)
+    for definition in REGISTRY.get(instruction.opcode, ()):
+        specs = definition.operands
+        if sum(not s.optional for s in specs) <= len(instruction.operands) <= len(specs):
+            modifiers = definition.modifiers(text)
+            if modifiers is not None and all(map(_fits, specs, instruction.operands)):
+                return definition, modifiers
+    return None
+
+
+def _fits(spec: OperandSpec, operand: Any) -> bool:
+    if spec.kind == "address":
+        return isinstance(operand, syntax.Address | syntax.TensorAddress)
+    if isinstance(operand, syntax.Pair) != bool(spec.pair):
+        return False
+    register = operand.register if isinstance(operand, syntax.Negated) else operand
+    if isinstance(register, syntax.Register) and spec.type in ("pred", "u32", "b32", "u64", "b64"):
+        return (register.type == "pred") == (spec.type == "pred")
+    return not isinstance(operand, syntax.Address)
+
+
+def bind(instruction: syntax.Instruction, program: Program) -> Step:
+    """The step function of an instruction.
+
+    Raises:
+        UnsupportedInstruction: no definition fits, or an operand does not.
+    """
+    found = match(instruction)
+    if found is None:
+        raise UnsupportedInstruction(_unknown(instruction))
+    definition, modifiers = found
+    try:
+        if definition.kind == "control":
+            return definition.function(instruction, program, **modifiers)
+        step = (_bind_pure if definition.kind == "pure" else _bind_machine)(instruction, definition, modifiers, program)
+    except BindError as error:
+        raise UnsupportedInstruction(f"{instruction}: {error}") from None
+    return step if instruction.guard is None else guarded(step, instruction.guard)
+
+
+def _unknown(instruction: syntax.Instruction) -> str:
+    known = REGISTRY.get(instruction.opcode, ())
+    forms = "; ".join(d.pattern for d in known[:6])
+    hint = f"known forms: {forms}" if known else f"no form of `{instruction.opcode}` is defined"
+    return f"`{instruction}`: unknown instruction, modifier or operand; {hint}"
+
+
+def guard_bits(warp: Warp, bits: int, guard: syntax.Guard) -> int:
+    """The threads of bits in which a guard holds; a poisoned guard is an error."""
+    index = guard.register.id
+    shadow = warp.shadow[index]
+    if shadow is not None:
+        bad = np.nonzero(shadow & lanes_of(bits))[0]
+        if bad.size:
+            raise PoisonError(f"predicate {guard.register} was never written and decides what is executed", lane=int(bad[0]))
+    found = bits_of(warp.regs[index])
+    return bits & (~found if guard.negated else found)
+
+
+def guarded(step: Step, guard: syntax.Guard) -> Step:
+    """step for the threads in which the guard holds."""
+
+    def run(warp: Warp, bits: int) -> Outcome | None:
+        active = guard_bits(warp, bits, guard)
+        return step(warp, active) if active else None
+
+    return run
+
+
+def _flatten(instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], *, outputs: bool) -> list[tuple[OperandSpec, Any, str]]:
+    """(spec, operand, value type) of the outputs or of the inputs; a pair gives two outputs."""
+    flat = []
+    for spec, operand in zip(definition.operands, instruction.operands, strict=False):
+        if spec.output != outputs:
+            continue
+        if isinstance(operand, syntax.Pair):
+            flat.append((spec, operand.first, definition.operand_type(spec.type, modifiers)))
+            flat.append((spec, operand.second, definition.operand_type(spec.pair_type, modifiers)))
+        else:
+            flat.append((spec, operand, definition.operand_type(spec.type, modifiers)))
+    return flat
+
+
+def _bind_pure(instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program) -> Step:
+    inputs = _flatten(instruction, definition, modifiers, outputs=False)
+    outputs = _flatten(instruction, definition, modifiers, outputs=True)
+    _, _, result_types = trace.graph(definition, modifiers, len(inputs))
+    evaluate = trace.compiled(definition, modifiers, len(inputs))
+    readers = [reader(operand, t, program) for _, operand, t in inputs]
+    writers = [writer(operand, t) for (_, operand, _), t in zip(outputs, result_types, strict=False)]
+    propagate = _propagation(definition, [s.name for s, _, _ in inputs], evaluate)
+    member = _member_reader(definition, inputs, readers)
+
+    def step(warp: Warp, bits: int) -> Outcome | None:
+        tracked = [read(warp) for read in readers]
+        if member is not None and not _members_here(warp, bits, member(warp)[0], instruction.mnemonic):
+            return Outcome.BLOCKED
+        mask = lanes_of(bits)
+        results = evaluate(mask, *[t[0] for t in tracked])
+        for t in tracked:
+            if t[1] is not None:
+                shadows = propagate(mask, tracked, results)
+                break
+        else:
+            for write, result in zip(writers, results, strict=False):
+                write(warp, bits, result, None)
+            return None
+        for write, result, shadow in zip(writers, results, shadows, strict=False):
+            write(warp, bits, result, shadow)
+        return None
+
+    return step
+
+
+def _member_reader(definition: Definition, inputs: Sequence[tuple[OperandSpec, Any, str]], readers: Sequence[Reader]) -> Reader | None:
+    name = definition.extra.get("membermask")
+    return None if name is None else readers[[s.name for s, _, _ in inputs].index(name)]
+
+
+def _members_here(warp: Warp, bits: int, masks: np.ndarray, what: str) -> bool:
+    """Whether all live threads named by the membermask are here; blocks the group otherwise."""
+    first = int(indices_of(bits)[0])
+    named = int(masks[first])
+    if bits & ~named:
+        outside = [int(i) for i in indices_of(bits & ~named)]
+        raise IllegalOperation(f"{what}: lanes {outside} execute it but are not in its membermask {named:#010x}", lane=outside[0])
+    return warp.converged(named, what)
+
+
+Propagate = Callable[[np.ndarray, list[Tracked], Sequence[np.ndarray]], list[np.ndarray | None]]
+
+
+def _propagation(definition: Definition, names: list[str], evaluate: Callable[..., tuple[np.ndarray, ...]]) -> Propagate:
+    """How poison goes from inputs to results: by a rule of the definition, bit by bit where bits only move, else at once."""
+    rule = definition.extra.get("shadow")
+
+    def zeros(t: Tracked) -> np.ndarray:
+        return np.zeros_like(t[0]) if t[1] is None else t[1]
+
+    def at_once(mask: np.ndarray, tracked: list[Tracked], results: Sequence[np.ndarray], chosen: Sequence[int]) -> list[np.ndarray | None]:
+        bad = np.zeros(LANES, bool)
+        for k in chosen:
+            shadow = tracked[k][1]
+            if shadow is not None:
+                bad |= shadow.astype(bool)
+        if definition.extra.get("membermask") and (bad & mask).any():
+            bad = np.ones(LANES, bool)  # a lane's value may reach any other
+        return [np.where(bad, ~np.zeros_like(r), np.zeros_like(r)) if bad.any() else None for r in results]
+
+    def propagate(mask: np.ndarray, tracked: list[Tracked], results: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        if rule is not None:
+            return list(rule([t[0] for t in tracked], [zeros(t) for t in tracked]))
+        if not definition.moves:
+            return at_once(mask, tracked, results, range(len(tracked)))
+        control = [k for k, n in enumerate(names) if n not in definition.moves]
+        if any(tracked[k][1] is not None for k in control):
+            return at_once(mask, tracked, results, range(len(tracked)))
+        moved = evaluate(mask, *[zeros(t) if n in definition.moves else t[0] for n, t in zip(names, tracked, strict=True)])
+        return [m if m.any() else None for m in moved]
+
+    return propagate
+
+
+def _bind_machine(instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program) -> Step:
+    tracked_names = definition.extra.get("tracked", ())
+    inputs = [
+        _input(spec, operand, t, program, instruction, keep=spec.name in tracked_names)
+        for spec, operand, t in _flatten(instruction, definition, modifiers, outputs=False)
+    ]
+    writers = [
+        writer(o, t)
+        for _, operand, t in _flatten(instruction, definition, modifiers, outputs=True)
+        for o in (operand.elements if isinstance(operand, syntax.Vector) else _words(operand))
+    ]
+    function = definition.function
+
+    def step(warp: Warp, bits: int) -> Outcome | None:
+        result = function(warp, bits, *[get(warp, bits) for get in inputs], **modifiers)
+        if result is None or isinstance(result, Outcome):
+            return result
+        for write, item in zip(writers, result if isinstance(result, list) else [result], strict=True):
+            value, shadow = item if isinstance(item, tuple) else (item, None)
+            write(warp, bits, value, shadow)
+        return None
+
+    return step
+
+
+def _words(operand: Any) -> list[Any]:
+    """A b128 register is written as two 64-bit words, any other operand as itself."""
+    if isinstance(operand, syntax.Register) and operand.type == "b128":
+        raise BindError("128-bit registers are supported by mov and clusterlaunchcontrol only")
+    return [operand]
+
+
+def _input(spec: OperandSpec, operand: Any, t: str, program: Program, instruction: syntax.Instruction, *, keep: bool) -> Callable[[Warp, int], Any]:
+    """How a machine definition receives an operand: an array, or a list for a vector; (array, shadow) pairs if `keep`."""
+    if spec.kind == "address" and isinstance(operand, syntax.TensorAddress):
+        raise BindError("tensor-map addresses are not supported by this instruction")
+    vector = isinstance(operand, syntax.Vector)
+    readers = (
+        [address_reader(operand, program)]
+        if spec.kind == "address"
+        else [reader(o, t, program) for o in (operand.elements if vector else [operand])]
+    )
+    what = "an address" if spec.kind == "address" else f"operand `{operand}`"
+
+    def get(warp: Warp, bits: int) -> Any:
+        found = [read(warp) for read in readers]
+        if keep:
+            return found
+        for _, shadow in found:
+            if shadow is not None:
+                _refuse(shadow, bits, f"{what} of {instruction.mnemonic}")
+        return [value for value, _ in found] if vector else found[0][0]
+
+    return get
+
+
+def _refuse(shadow: np.ndarray, bits: int, where: str) -> None:
+    lanes = indices_of(bits)
+    bad = np.nonzero(shadow[lanes])[0]
+    if bad.size:
+        raise PoisonError(f"a value that was never written reaches {where}", lane=int(lanes[bad[0]]))
+
+

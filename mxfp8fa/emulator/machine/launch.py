@@ -1,0 +1,56 @@
+"""What is launched, and under which options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mxfp8fa.emulator.machine.asynchronous import SCHEDULES
+
+UNINITIALISED = ("poison", "strict")
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One kernel launch.
+
+    Attributes:
+        grid, block, cluster: shapes (x, y, z): CTAs, threads of a CTA, CTAs of a cluster.
+        smem_bytes: dynamic shared memory of a CTA.
+        params: the parameter block, laid out as the kernel's `.param` list says.
+    """
+
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3 = (1, 1, 1)
+    smem_bytes: int = 0
+    params: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run.
+
+    Attributes:
+        schedule: "eager": warps in turn, asynchronous work completes at issue; "lazy": warps in reverse, asynchronous
+            work completes only when no warp can run; "random": both at random.
+        seed: of the random schedule. The same seed gives the same run.
+        uninitialised: "poison": never-written memory may be read and moved, but must not reach a branch, an address, a
+            barrier or global memory; "strict": no load may touch it.
+        sm_count: number of SMs that host code and kernels see.
+    """
+
+    schedule: str = "eager"
+    seed: int = 0
+    uninitialised: str = "poison"
+    sm_count: int = 148
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.schedule!r}: allowed are {', '.join(SCHEDULES)}")
+        if self.uninitialised not in UNINITIALISED:
+            raise ValueError(f"uninitialised {self.uninitialised!r}: allowed are {', '.join(UNINITIALISED)}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed {self.seed!r}: an integer is needed")
+        if not isinstance(self.sm_count, int) or self.sm_count < 1:
+            raise ValueError(f"sm_count {self.sm_count!r}: an integer of at least 1 is needed")

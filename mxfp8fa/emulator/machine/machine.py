@@ -1,0 +1,225 @@
+"""One launch of one kernel: the scheduler that runs warps and asynchronous work to the end of the grid.
+
+Clusters run one after another in grid order; another one starts early only when everything resident waits (so kernels
+whose CTAs wait for each other work as they do on a device that holds them all). Warps are coroutines: each runs until
+it waits, exits, or has used its quantum; the schedule picks the next. Nothing depends on time or on hash order, so the
+same seed gives the same run.
+
+A deadlock is exact: no warp can run, nothing asynchronous is pending, no cluster is left to start, and every wait that
+may time out has done so without anything changing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mxfp8fa.emulator.errors import DeadlockError, EmulationError, LaunchError, SpinError
+from mxfp8fa.emulator.machine.asynchronous import SCHEDULES, AsyncEngine
+from mxfp8fa.emulator.machine.cluster import Cluster
+from mxfp8fa.emulator.machine.memory import SHARED_LIMIT_BYTES, GlobalMemory
+from mxfp8fa.emulator.machine.warp import Warp
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
+    from mxfp8fa.emulator.machine.program import Program
+
+QUANTUM = {"eager": 4096, "lazy": 4096}
+RANDOM_QUANTUM = 64
+SPIN_LIMIT_INSTRUCTIONS = 20_000_000  # a warp that ran this long while nothing anywhere changed is reported as spinning
+
+
+class Machine:
+    """Runs one launch.
+
+    Attributes:
+        launch: grid, block, cluster, shared memory, parameters.
+        program: the bound kernel.
+        memory: global memory.
+        epoch: grows whenever something another thread can see changes.
+        bytes_moved: bytes read and written, by memory ("global load", ...).
+    """
+
+    def __init__(self, program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options):
+        self.program = program
+        self.launch = launch
+        self.memory = memory
+        self.options = options
+        self.rng = Random(options.seed)
+        self.asynchronous = AsyncEngine(options.schedule, self.rng)
+        self.epoch = 0
+        self.bytes_moved: dict[str, int] = {}
+        self.resident: list[Cluster] = []
+        self.finished_clusters = 0
+        self.cancelled: list[tuple[int, int, int]] = []
+        self.instructions = 0
+        self._waiting = self._cluster_origins()
+        self._seen_states: set[Any] = set()
+        self._state_epoch = -1
+        self._turn = 0
+        self._check_launch()
+
+    def _check_launch(self) -> None:
+        launch, threads = self.launch, int(np.prod(self.launch.block))
+        if self.options.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.options.schedule!r}: allowed are {', '.join(SCHEDULES)}")
+        if min(*launch.grid, *launch.block, *launch.cluster) < 1:
+            raise LaunchError(f"grid {launch.grid}, block {launch.block}, cluster {launch.cluster}: every size must be at least 1")
+        if threads > 1024:
+            raise LaunchError(f"block {launch.block} has {threads} threads: at most 1024")
+        if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
+            raise LaunchError(f"grid {launch.grid} is not a multiple of cluster {launch.cluster}")
+        if int(np.prod(launch.cluster)) > 16:
+            raise LaunchError(f"cluster {launch.cluster} has {int(np.prod(launch.cluster))} CTAs: at most 16")
+        smem = self.program.static_shared_bytes + launch.smem_bytes
+        if smem > SHARED_LIMIT_BYTES:
+            raise LaunchError(
+                f"{launch.smem_bytes} dynamic and {self.program.static_shared_bytes} static bytes of shared memory: "
+                f"at most {SHARED_LIMIT_BYTES} together"
+            )
+
+    def _cluster_origins(self) -> Iterator[tuple[int, int, int]]:
+        (gx, gy, gz), (cx, cy, cz) = self.launch.grid, self.launch.cluster
+        for z in range(0, gz, cz):
+            for y in range(0, gy, cy):
+                for x in range(0, gx, cx):
+                    yield (x, y, z)
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def progress(self) -> None:
+        """Something another thread may see has changed."""
+        self.epoch += 1
+
+    def wake(self, key: Any) -> None:
+        """Make every group that waits for `key` runnable."""
+        for cluster in self.resident:
+            for cta in cluster.ctas:
+                for warp in cta.warps:
+                    for group in warp.groups:
+                        if group.wait is not None and group.wait.key == key:
+                            group.wait = None
+                            group.timed_out = False
+
+    def count_bytes(self, kind: str, size: int) -> None:
+        """Add to the bytes moved."""
+        self.bytes_moved[kind] = self.bytes_moved.get(kind, 0) + size
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, tick: Callable[[Machine], None] | None = None) -> None:
+        """Run the launch to its end. `tick` is called now and then (progress)."""
+        self._start_cluster()
+        while self.resident or self._start_cluster():
+            if tick is not None:
+                tick(self)
+            self._step()
+            self._retire_clusters()
+        while self.asynchronous:
+            self.asynchronous.complete_one(at_random=False)
+
+    def _start_cluster(self) -> bool:
+        first = self.next_cluster()
+        if first is None:
+            return False
+        self.resident.append(Cluster(self, first, self.launch.cluster))
+        return True
+
+    def next_cluster(self) -> tuple[int, int, int] | None:
+        """Origin of the next cluster that has not started (clusterlaunchcontrol takes them from here too)."""
+        return next(self._waiting, None)
+
+    def _step(self) -> None:
+        warp = self._pick()
+        random = self.options.schedule == "random"
+        if warp is not None:
+            self._run_warp(warp, self.rng.randint(1, RANDOM_QUANTUM) if random else QUANTUM[self.options.schedule])
+            if random and self.asynchronous and self.rng.random() < 0.3:
+                self.asynchronous.complete_one(at_random=True)
+        elif self.asynchronous:
+            self.asynchronous.complete_one(at_random=random)
+        elif not self._time_out_waits() and not self._start_cluster():
+            self._deadlock()
+
+    def _pick(self) -> Warp | None:
+        """The next warp: round robin (eager), reversed (lazy), or any (random)."""
+        warps = [w for cluster in self.resident for w in cluster.warps if w.groups]
+        runnable = [w for w in warps if w.runnable]
+        if not runnable:
+            return None
+        if self.options.schedule == "random":
+            return self.rng.choice(runnable)
+        self._turn += 1
+        return runnable[self._turn % len(runnable)] if self.options.schedule == "eager" else runnable[-1 - self._turn % len(runnable)]
+
+    def _run_warp(self, warp: Warp, quantum: int) -> None:
+        before = self.epoch
+        executed = warp.run(quantum)
+        self.instructions += executed
+        if self.epoch != before or executed < quantum:
+            warp.spinning = False
+            warp.extra["quiet"] = 0
+            warp.spin_signatures.clear()
+            return
+        quiet = warp.extra.get("quiet", 0) + executed
+        warp.extra["quiet"] = quiet
+        signature = warp.signature()
+        if signature in warp.spin_signatures or quiet > SPIN_LIMIT_INSTRUCTIONS:
+            warp.spinning, warp.spin_epoch = True, self.epoch
+        warp.spin_signatures.add(signature)
+
+    def _time_out_waits(self) -> bool:
+        """Let every wait that may time out do so, unless that was already tried in this very state."""
+        groups = [g for c in self.resident for w in c.warps for g in w.groups if g.wait is not None and g.wait.may_time_out]
+        if not groups:
+            return False
+        if self._state_epoch != self.epoch:
+            self._seen_states.clear()
+            self._state_epoch = self.epoch
+        state = tuple(w.signature() for c in self.resident for w in c.warps if w.groups)
+        if state in self._seen_states:
+            return False
+        self._seen_states.add(state)
+        for group in groups:
+            group.wait = None
+            group.timed_out = True
+        return True
+
+    def _retire_clusters(self) -> None:
+        for cluster in [c for c in self.resident if c.done]:
+            self.resident.remove(cluster)
+            self.finished_clusters += 1
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def _deadlock(self) -> None:
+        lines, spinning, first = [], [], None
+        for cluster in self.resident:
+            for warp in cluster.warps:
+                for group in warp.groups:
+                    site = warp.site(group.pc)
+                    first = first or site
+                    if group.wait is not None:
+                        lines.append(f"  CTA {warp.cta.index} warp {warp.index} ({group.bits.bit_count()} lanes): {group.wait.reason}")
+                        lines.append(f"      at PTX line {site.ptx_line}{', ' + site.source if site.source else ''}: {site.text}")
+                    else:
+                        spinning.append(f"  CTA {warp.cta.index} warp {warp.index} repeats itself at PTX line {site.ptx_line}: {site.text}")
+        if spinning:
+            message = "warps poll memory that nobody left can write:\n" + "\n".join(spinning + lines)
+            raise SpinError(message, site=first)
+        raise DeadlockError("deadlock: no warp can run and nothing is pending\n" + "\n".join(lines), site=first)
+
+
+def run_machine(program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options, tick: Any = None) -> Machine:
+    """Run a launch; an error leaves nothing behind but itself."""
+    machine = Machine(program, launch, memory, options)
+    try:
+        with np.errstate(all="ignore"):
+            machine.run(tick)
+    except EmulationError:
+        machine.resident.clear()
+        raise
+    return machine

@@ -1,0 +1,147 @@
+"""A kernel ready to run: every instruction bound, every symbol placed, checked as a whole before the first one runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+import numpy as np
+
+from mxfp8fa.emulator import isa  # noqa: F401  (fills the registry)
+from mxfp8fa.emulator.errors import LaunchError, Site, UnsupportedInstruction
+from mxfp8fa.emulator.machine.binding import Step, bind, register_dtype
+from mxfp8fa.emulator.machine.memory import SHARED_BASE, Range, array_range
+from mxfp8fa.emulator.machine.warp import Outcome, Warp
+from mxfp8fa.emulator.ptx import syntax
+from mxfp8fa.emulator.ptx.module import Kernel, Module
+
+_REPORTED_ERRORS = 8
+
+
+class Program:
+    """A bound kernel.
+
+    Attributes:
+        steps: one function per instruction.
+        counts: executions per instruction, of the current launch.
+        parameters: the parameter block (real memory, so that its address can be taken).
+    """
+
+    def __init__(self, module: Module, kernel: Kernel):
+        self.module = module
+        self.kernel = kernel
+        self.instructions = kernel.instructions
+        self.static_shared_bytes = kernel.dynamic_shared_offset_bytes
+        self.local_bytes = kernel.local_bytes
+        self.parameters = _aligned(max(kernel.param_bytes, 1), 128)
+        self._variables = {name: _aligned(v.size_bytes, 128) for name, v in module.variables.items() if v.space != "shared"}
+        self._initialise()
+        self.blank_registers = [_blank(r) for r in kernel.registers]
+        self.blank_shadow: list[np.ndarray | None] = [~b for b in self.blank_registers]
+        self.steps: list[Step] = self._bind()
+        self.counts = [0] * (len(self.steps) + 1)
+
+    def _bind(self) -> list[Step]:
+        """Bind all instructions; report the first few that cannot be."""
+        steps, problems = [], []
+        for instruction in self.instructions:
+            try:
+                steps.append(bind(instruction, self))
+            except UnsupportedInstruction as error:
+                problems.append(f"PTX line {instruction.ptx_line}: {error.message}")
+        if problems:
+            more = f"\n  and {len(problems) - _REPORTED_ERRORS} more" if len(problems) > _REPORTED_ERRORS else ""
+            text = "\n  ".join(problems[:_REPORTED_ERRORS])
+            raise UnsupportedInstruction(f"kernel {self.kernel.name} cannot be emulated:\n  {text}{more}")
+        steps.append(_run_off_the_end)
+        return steps
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def _initialise(self) -> None:
+        for name, memory in self._variables.items():
+            variable = self.module.variables[name]
+            memory[:] = 0
+            if variable.initial:
+                memory[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            for r in variable.relocations:
+                target = self.module.variables.get(r.symbol)
+                if target is None or target.space == "shared":
+                    raise UnsupportedInstruction(f"variable {name} holds the address of {r.symbol}, which is not supported")
+                value = (self._variables[r.symbol].ctypes.data + r.addend) >> r.shift_bits
+                memory[r.offset_bytes : r.offset_bytes + r.size_bytes] = np.frombuffer(value.to_bytes(8, "little"), np.uint8)[: r.size_bytes]
+
+    def ranges(self) -> list[Range]:
+        """Global memory that belongs to the kernel itself: its parameters and its module's variables."""
+        own = [array_range(self.parameters, "the kernel's parameters")]
+        return own + [array_range(m, f"variable {name}") for name, m in self._variables.items()]
+
+    def address_of(self, symbol: syntax.Symbol) -> int:
+        """The address a symbol stands for, in its own state space."""
+        variable = symbol.variable
+        if variable is None:
+            raise UnsupportedInstruction(f"the address of {symbol} ({symbol.space}) is not supported")
+        if variable.space == "param":
+            return self.parameters.ctypes.data + (variable.offset_bytes or 0) + symbol.addend
+        if variable.space == "shared":
+            place = variable.offset_bytes if variable.offset_bytes is not None else self.kernel.dynamic_shared_offset_bytes
+            return SHARED_BASE + place + symbol.addend  # in the CTA of rank 0; readers add the rank
+        if variable.space == "local":
+            return (variable.offset_bytes or 0) + symbol.addend
+        if variable.name in self._variables:
+            return self._variables[variable.name].ctypes.data + symbol.addend
+        raise UnsupportedInstruction(f"the address of {symbol} ({symbol.space}) is not supported")
+
+    def set_parameters(self, params: bytes) -> None:
+        """Fill the parameter block."""
+        if len(params) != self.kernel.param_bytes:
+            raise LaunchError(
+                f"kernel {self.kernel.name} takes {self.kernel.param_bytes} bytes of parameters, {len(params)} were given"
+            )
+        if params:
+            self.parameters[: len(params)] = np.frombuffer(params, np.uint8)
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def opcode_counts(self) -> Counter[str]:
+        """Warp-instructions executed, by mnemonic."""
+        counts: Counter[str] = Counter()
+        for instruction, n in zip(self.instructions, self.counts, strict=False):
+            if n:
+                counts[instruction.mnemonic] += n
+        return counts
+
+    def site(self, pc: int, cta: tuple[int, int, int], warp: int, lane: int | None) -> Site:
+        """Where instruction pc stands."""
+        if pc >= len(self.instructions):
+            return Site(self.kernel.name, cta, warp, lane, self.kernel.line, "(end of the kernel)")
+        i = self.instructions[pc]
+        source = "" if i.source is None or not i.source.line else str(i.source)
+        return Site(self.kernel.name, cta, warp, lane, i.ptx_line, str(i), source)
+
+
+def _run_off_the_end(warp: Warp, bits: int) -> Outcome:
+    return warp.retire(bits)
+
+
+def _blank(register: syntax.Register) -> np.ndarray:
+    dtype = register_dtype(register)
+    return np.zeros((32, 2) if register.type == "b128" else 32, dtype)
+
+
+def _aligned(size_bytes: int, alignment: int) -> np.ndarray:
+    """A zeroed byte array whose address is a multiple of `alignment`."""
+    raw = np.zeros(size_bytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size_bytes]
+
+
+@lru_cache(maxsize=64)
+def load_program(ptx: str, kernel: str) -> Program:
+    """Parse and bind a kernel of a PTX text; the last 64 are kept."""
+    from mxfp8fa.emulator.ptx import parse
+
+    module = parse(ptx)
+    if kernel not in module.kernels:
+        raise LaunchError(f"there is no kernel {kernel!r} in this PTX; it has {', '.join(module.kernels) or 'none'}")
+    return Program(module, module.kernels[kernel])

@@ -1,0 +1,268 @@
+"""A warp: 32 threads, their registers, and the groups they have diverged into.
+
+Threads with the same program counter form a `Group`. The warp always runs its runnable group with the lowest program
+counter and merges groups that meet, which reconverges structured code at the earliest point (the hardware's own policy
+is not documented; no correct program can depend on it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mxfp8fa.emulator.errors import EmulationError, IllegalOperation, Site
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.cluster import CTA
+    from mxfp8fa.emulator.machine.program import Program
+
+WARP_LANES = 32
+FULL = (1 << WARP_LANES) - 1
+
+
+class Outcome(Enum):
+    """What a step tells the warp, other than None (go on with the next instruction)."""
+
+    JUMP = "the step set the group's program counter"
+    BLOCKED = "the group waits; run the same instruction again when woken"
+    YIELD = "go on, but let other warps run first"
+
+
+JUMP, BLOCKED, YIELD = Outcome.JUMP, Outcome.BLOCKED, Outcome.YIELD
+
+
+@lru_cache(maxsize=4096)
+def lanes_of(bits: int) -> np.ndarray:
+    """The bool mask of a lane bit set."""
+    mask = np.unpackbits(np.array([bits], np.uint32).view(np.uint8), bitorder="little").astype(bool)
+    mask.flags.writeable = False
+    return mask
+
+
+@lru_cache(maxsize=4096)
+def indices_of(bits: int) -> np.ndarray:
+    """The lane numbers of a lane bit set, ascending."""
+    index = np.nonzero(lanes_of(bits))[0]
+    index.flags.writeable = False
+    return index
+
+
+def bits_of(mask: np.ndarray) -> int:
+    """The lane bit set of a bool mask."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+@dataclass
+class Wait:
+    """Why a group is blocked: `key` is what wakes it, `reason` what a deadlock report prints.
+
+    Attributes:
+        key: identity of the awaited thing; `Machine.wake(key)` makes the group runnable.
+        reason: sentence for a person.
+        may_time_out: the instruction may give up (mbarrier.try_wait returns false after a time limit).
+    """
+
+    key: Any
+    reason: str
+    may_time_out: bool = False
+
+
+@dataclass(eq=False)
+class Group:
+    """Threads of a warp that run together.
+
+    Attributes:
+        pc: index of the next instruction.
+        bits: the threads, one bit per lane.
+        wait: why the group is blocked, or None.
+        token: what a blocking instruction remembers between its first execution and its last.
+        timed_out: set by the scheduler when a wait that may time out did.
+    """
+
+    pc: int
+    bits: int
+    wait: Wait | None = None
+    token: Any = None
+    timed_out: bool = False
+
+    @property
+    def lanes(self) -> list[int]:
+        """Lane numbers."""
+        return [i for i in range(WARP_LANES) if self.bits >> i & 1]
+
+
+class Warp:
+    """One warp of a CTA. Registers are lists indexed by register number.
+
+    Attributes:
+        regs: 32-lane arrays of raw unsigned bits (bool for predicates); never modified in place.
+        shadow: None, or an array of the register's dtype whose one bits are poison.
+        group: the group that runs now.
+    """
+
+    def __init__(self, cta: CTA, index: int, bits: int, program: Program):
+        self.cta = cta
+        self.index = index
+        self.program = program
+        self.machine = cta.machine
+        self.start_bits = bits
+        self.live = bits
+        self.regs: list[np.ndarray] = list(program.blank_registers)
+        self.shadow: list[np.ndarray | None] = list(program.blank_shadow)
+        self.group = Group(0, bits)
+        self.groups = [self.group]
+        self.instructions = 0
+        self.local: Any = None
+        self.extra: dict[str, Any] = {}
+        self.spin_signatures: set[Any] = set()
+        self.spin_epoch = -1
+        self.spinning = False
+
+    @property
+    def done(self) -> bool:
+        """Whether every thread has exited."""
+        return not self.groups
+
+    @property
+    def runnable(self) -> bool:
+        """Whether some group can execute an instruction now."""
+        if self.spinning and self.spin_epoch == self.machine.epoch:
+            return False
+        return any(g.wait is None for g in self.groups)
+
+    # -- registers ----------------------------------------------------------------------------------------------------
+
+    def write(self, register: int, value: np.ndarray, bits: int, shadow: np.ndarray | None = None) -> None:
+        """Write the lanes in bits; the others keep value and shadow."""
+        if bits == FULL:
+            self.regs[register] = value
+            self.shadow[register] = shadow
+            return
+        mask = lanes_of(bits)
+        old = self.shadow[register]
+        self.regs[register] = np.where(mask, value, self.regs[register])
+        if old is not None or shadow is not None:
+            zero = value.dtype.type(0)
+            merged = np.where(mask, zero if shadow is None else shadow, zero if old is None else old)
+            self.shadow[register] = merged if merged.any() else None
+
+    # -- divergence ---------------------------------------------------------------------------------------------------
+
+    def branch(self, taken: int, target: int) -> Outcome:
+        """Send the threads in `taken` to `target`; the rest of the group falls through."""
+        group = self.group
+        if taken == group.bits:
+            group.pc = target
+        elif taken:
+            rest = Group(group.pc + 1, group.bits & ~taken)
+            self.groups.append(rest)
+            group.bits, group.pc = taken, target
+        else:
+            group.pc += 1
+        self._choose()
+        return JUMP
+
+    def scatter(self, parts: list[tuple[int, int]], rest: int) -> Outcome:
+        """Send several sets of threads to targets of their own; `rest` falls through."""
+        group = self.group
+        self.groups.remove(group)
+        self.groups += [Group(target, bits) for target, bits in parts if bits]
+        if rest:
+            self.groups.append(Group(group.pc + 1, rest))
+        self._choose()
+        return JUMP
+
+    def retire(self, bits: int) -> Outcome:
+        """Threads exit."""
+        self.live &= ~bits
+        self.group.bits &= ~bits
+        if not self.group.bits:
+            self.groups.remove(self.group)
+        else:
+            self.group.pc += 1
+        self.cta.on_exit(self, bits)
+        self._choose()
+        return JUMP
+
+    def _choose(self) -> None:
+        """Merge groups that meet; run the runnable one with the lowest program counter."""
+        if len(self.groups) > 1:
+            self.groups.sort(key=lambda g: g.pc)
+            merged = [self.groups[0]]
+            for g in self.groups[1:]:
+                last = merged[-1]
+                if g.pc == last.pc and g.token is None and last.token is None:
+                    last.bits |= g.bits
+                    last.wait = None
+                    last.timed_out = False
+                else:
+                    merged.append(g)
+            self.groups = merged
+        self.group = next((g for g in self.groups if g.wait is None), self.groups[0] if self.groups else self.group)
+
+    def converged(self, needed: int, what: str) -> bool:
+        """Whether every live thread in `needed` is in the running group; if not, block until they arrive.
+
+        `.sync` instructions wait for the threads named by their mask (PTX ISA, "membermask").
+        """
+        missing = needed & self.live & ~self.group.bits
+        if not missing:
+            return True
+        lanes = [i for i in range(WARP_LANES) if missing >> i & 1]
+        self.group.wait = Wait(("converge", id(self)), f"{what} waits for lanes {lanes} of its own warp")
+        return False
+
+    # -- execution ----------------------------------------------------------------------------------------------------
+
+    def run(self, budget: int) -> int:
+        """Execute until nothing here can run or `budget` instructions are spent; returns the instructions executed."""
+        steps, counts = self.program.steps, self.program.counts
+        left = budget
+        self._choose()
+        try:
+            while left > 0 and self.groups and self.group.wait is None:
+                group = self.group
+                pc = group.pc
+                counts[pc] += 1
+                left -= 1
+                outcome = steps[pc](self, group.bits)
+                if outcome is None:
+                    group.pc = pc + 1
+                    if len(self.groups) > 1:
+                        self._choose()
+                elif outcome is BLOCKED:
+                    counts[pc] -= 1
+                    self._choose()
+                elif outcome is YIELD:
+                    group.pc = pc + 1
+                    self._choose()
+                    break
+        except EmulationError as error:
+            if error.site is None:
+                error.site = self.site(self.group.pc, error.lane)
+            raise
+        self.instructions += budget - left
+        return budget - left
+
+    def site(self, pc: int, lane: int | None = None) -> Site:
+        """Where instruction `pc` of this warp stands."""
+        return self.program.site(pc, self.cta.index, self.index, lane)
+
+    def signature(self) -> Any:
+        """Program counters and every register: equal signatures with unchanged memory mean an endless loop."""
+        groups = tuple((g.pc, g.bits, g.wait is None) for g in self.groups)
+        return groups, hash(tuple(r.tobytes() for r in self.regs))
+
+    def block(self, key: Any, reason: str, *, may_time_out: bool = False) -> Outcome:
+        """Block the running group until `key` is woken."""
+        self.group.wait = Wait(key, reason, may_time_out)
+        return BLOCKED
+
+    def require_full(self, bits: int, what: str) -> None:
+        """IllegalOperation unless all live threads of the warp execute this instruction together."""
+        if bits != self.live:
+            raise IllegalOperation(f"{what} is .aligned: all threads of the warp must execute it together")
