@@ -1,9 +1,9 @@
 """One exp2, correctly rounded to float32, for every place that needs 2^x: the numerics and the emulator's ex2.
 
 Correct rounding makes the result a property of the input alone. A math library's exp2 is close, but which of two
-neighbours it returns depends on the library, the vector width and the version; here every step is an exact or correctly
-rounded IEEE operation in a fixed order, with multiplication and addition kept apart (no fused multiply-add), so NumPy on
-any machine, and compiled code that respects the order, return the same bits.
+neighbours it returns depends on the library, the vector width and the version; here every step is an exact or
+correctly rounded IEEE operation in a fixed order, with multiplication and addition kept apart (no fused multiply-add),
+so NumPy on any machine, and compiled code that respects the order, return the same bits.
 
     x = n + f,  n the nearest integer, |f| <= 1/2, both exact in float64
     2^f ~ p(f), a polynomial of degree 11 by Horner's rule in float64
@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from mxfp8fa.numerics.formats import to_float32
 
-# Minimax polynomial for the relative error of 2^f on [-1/2, 1/2] with the constant term held at 1, so that integers give
-# exact powers of two; coefficients rounded to float64. `scripts/prove_exp2.py --derive` finds them.
+# Minimax polynomial for the relative error of 2^f on [-1/2, 1/2] with the constant term held at 1, so that integers
+# give exact powers of two; coefficients rounded to float64. `scripts/prove_exp2.py --derive` finds them.
 COEFFICIENTS = tuple(
     float.fromhex(digits)
     for digits in (

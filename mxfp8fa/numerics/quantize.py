@@ -9,7 +9,7 @@ logarithm, no division, so nothing depends on a math library. With E the exponen
     floor    E - 8                                           OCP MX v1.0, section 6.3; may clip the largest elements
     ceil     E - 8 + (m > 0)                                 never clips, wastes up to one bit
     even     (E, m rounded to the element's mantissa) - 8    floor after rounding amax like an element
-    rceil    E - 8 + (m > 0x600000)                          NVIDIA: smallest scale at which amax fits (448 = 1.75 * 2^8)
+    rceil    E - 8 + (m > 0x600000)                          smallest scale at which amax fits (448 is 1.75 * 2^8)
 
 Contract, for every rule:
     * a block of zeros has scale code 0, and zeros keep their signs;
@@ -111,6 +111,21 @@ class MXTensor:
                 view = tile.split(values[tile.data])
                 np.multiply(view, tile.split_scale(scale[tile.scale]), out=view)
         return values
+
+    def scale_of_rows(self, axis: int) -> NDArray[np.uint8]:
+        """The scale codes with those along the blocked `axis` repeated, so that every row along it has its own.
+
+        Square blocks as the tensor core wants them: one code per row and 32 elements of the other axis.
+
+        Raises:
+            ValueError: `axis` is not blocked.
+        """
+        axis = axis % self.codes.ndim
+        if axis not in self.axes:
+            raise ValueError(f"axis = {axis} is not blocked; allowed: {self.axes}")
+        bounds = [0, self.shape[axis]] if axis or self.cu_seqlens is None else self.cu_seqlens.tolist()
+        repeats = [min(BLOCK, stop - row) for start, stop in pairwise(bounds) for row in range(start, stop, BLOCK)]
+        return np.repeat(self.scale_e8m0, repeats, axis=axis)
 
     def transpose(self, *order: int) -> MXTensor:
         """The tensor with its axes in the given order (reversed by default): the same codes and scales, moved.
