@@ -157,8 +157,8 @@ def match(instruction: syntax.Instruction) -> tuple[Definition, dict[str, Any]] 
 def _fits(spec: OperandSpec, operand: Any) -> bool:
     if spec.kind == "address":
         return isinstance(operand, syntax.Address | syntax.TensorAddress)
-    if isinstance(operand, syntax.Pair) != bool(spec.pair):
-        return False
+    if isinstance(operand, syntax.Pair):
+        return bool(spec.pair)
     register = operand.register if isinstance(operand, syntax.Negated) else operand
     if isinstance(register, syntax.Register) and spec.type in ("pred", "u32", "b32", "u64", "b64"):
         return (register.type == "pred") == (spec.type == "pred")

@@ -39,7 +39,7 @@ class Program:
         self.blank_registers = [_blank(r) for r in kernel.registers]
         self.blank_shadow: list[np.ndarray | None] = [~b for b in self.blank_registers]
         self.steps: list[Step] = self._bind()
-        self.counts = [0] * (len(self.steps) + 1)
+        self.counts = [0] * len(self.steps)
 
     def _bind(self) -> list[Step]:
         """Bind all instructions; report the first few that cannot be."""
@@ -92,8 +92,9 @@ class Program:
             return self._variables[variable.name].ctypes.data + symbol.addend
         raise UnsupportedInstruction(f"the address of {symbol} ({symbol.space}) is not supported")
 
-    def set_parameters(self, params: bytes) -> None:
-        """Fill the parameter block."""
+    def begin(self, params: bytes) -> None:
+        """Prepare a launch: fill the parameter block, forget the counts of the last launch."""
+        self.counts = [0] * len(self.steps)
         if len(params) != self.kernel.param_bytes:
             raise LaunchError(
                 f"kernel {self.kernel.name} takes {self.kernel.param_bytes} bytes of parameters, {len(params)} were given"

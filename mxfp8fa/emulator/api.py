@@ -1,0 +1,192 @@
+"""The emulator's front door: run a compiled CuTe DSL function, a whole program, or a PTX text on the CPU.
+
+    report = run(compiled, a, b, c)                  # c holds the result
+    with active() as report: program()               # every compiled function called in here runs in the emulator
+    report = run_ptx(ptx, "kernel", grid=..., block=..., params=[...])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
+from mxfp8fa.emulator.machine.machine import Machine, run_machine
+from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
+from mxfp8fa.emulator.machine.program import Program, load_program
+from mxfp8fa.emulator.report import LaunchReport, Report
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.host import HostCall, Launch, MemoryRange
+
+Progress = Callable[[str], None] | bool | None
+Dim = int | Sequence[int]
+_PROGRESS_EVERY_SECONDS = 2.0
+
+
+def run(
+    compiled: Any, *args: Any, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", sm_count: int = 148,
+    allow: Sequence[Any] = (), progress: Progress = None, **kwargs: Any,
+) -> Report:  # fmt: skip
+    """Run a compiled CuTe DSL function in the emulator, host code and all its kernels.
+
+    Args:
+        compiled: what `cute.compile` returned for CUTE_DSL_ARCH=sm_100a.
+        *args, **kwargs: as for calling it: CPU tensors, pointers, numbers.
+        schedule: "eager", "lazy" or "random": which warp goes next and when asynchronous work completes.
+        seed: of the random schedule; the same seed gives the same run.
+        uninitialised: "poison" (never-written memory must not decide anything) or "strict" (must not be read).
+        sm_count: SMs that the device reports; 1 makes persistent kernels loop.
+        allow: further valid global memory: tensors, arrays or (address, size_bytes) pairs.
+        progress: True (lines on stderr), or a function that takes a line; None is silent.
+
+    Returns:
+        A Report: launches, warp-instructions by opcode, bytes by memory, wall time.
+
+    Raises:
+        EmulationError: the kernel did something wrong; it says what and where.
+        HostError: the host code needs what a CPU cannot give.
+    """
+    from mxfp8fa.emulator.host import HostCall
+
+    options = Options(schedule=schedule, seed=seed, uninitialised=uninitialised, sm_count=sm_count)
+    report = Report()
+    _run_call(HostCall(compiled, args, kwargs), options, allow, _printer(progress), report)
+    return report
+
+
+@contextlib.contextmanager
+def active(
+    *, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", sm_count: int = 148,
+    allow: Sequence[Any] = (), progress: Progress = None, shims: bool = True,
+) -> Iterator[Report]:  # fmt: skip
+    """While open, every compiled CuTe DSL function that is called runs in the emulator. Options as for `run`.
+
+    Args:
+        shims: also answer what programs ask of torch.cuda, cuda.bindings and HardwareInfo (see `host.cuda_shims`).
+
+    Yields:
+        The Report, which grows with every launch.
+    """
+    from mxfp8fa.emulator import host
+
+    options = Options(schedule=schedule, seed=seed, uninitialised=uninitialised, sm_count=sm_count)
+    report, show = Report(), _printer(progress)
+    with contextlib.ExitStack() as stack:
+        if shims:
+            stack.enter_context(host.cuda_shims(sm_count=sm_count))
+        stack.enter_context(host.active(lambda call: _run_call(call, options, allow, show, report)))
+        yield report
+
+
+def run_ptx(
+    ptx: str, kernel: str, *, grid: Dim, block: Dim, cluster: Dim = 1, smem_bytes: int = 0, params: Sequence[Any] | bytes = (),
+    schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", sm_count: int = 148,
+    allow: Sequence[Any] = (), progress: Progress = None,
+) -> Report:  # fmt: skip
+    """Run one kernel of a PTX text.
+
+    Args:
+        ptx: PTX from anywhere.
+        kernel: name of an entry point in it.
+        grid, block, cluster: shapes, an int or up to three.
+        smem_bytes: dynamic shared memory of a CTA.
+        params: one value per parameter (arrays and tensors give their address and become valid memory), or the whole
+            parameter block as bytes.
+        schedule, seed, uninitialised, sm_count, allow, progress: as for `run`.
+
+    Returns:
+        A Report with one launch.
+
+    Raises:
+        PTXSyntaxError: the text is not PTX.
+        EmulationError: the kernel did something wrong; it says what and where.
+        ValueError: parameters that do not fit.
+    """
+    from mxfp8fa.emulator.host.memory import allowed_range
+    from mxfp8fa.emulator.parameters import pack_parameters
+
+    options = Options(schedule=schedule, seed=seed, uninitialised=uninitialised, sm_count=sm_count)
+    program = load_program(ptx, kernel)
+    ranges = [r for item in allow for r in allowed_range(item)]
+    if isinstance(params, bytes | bytearray):
+        block_bytes = bytes(params)
+    else:
+        block_bytes, own = pack_parameters(program.kernel, params)
+        ranges += own
+    spec = LaunchSpec(_dim3(grid, "grid"), _dim3(block, "block"), _dim3(cluster, "cluster"), smem_bytes, block_bytes)
+    report = Report()
+    _launch(program, spec, ranges, options, _printer(progress), report)
+    return report
+
+
+def _run_call(call: HostCall, options: Options, allow: Sequence[Any], show: Callable[[str], None] | None, report: Report) -> None:
+    from mxfp8fa.emulator.host import Device
+
+    ranges = call.memory_ranges(allow)
+
+    def on_launch(launch: Launch) -> None:
+        program = load_program(launch.ptx, launch.kernel)
+        spec = LaunchSpec(launch.grid, launch.block, launch.cluster, launch.smem_bytes, _join(program, launch.params))
+        _launch(program, spec, ranges, options, show, report)
+
+    call.execute(on_launch, device=Device(sm_count=options.sm_count), allow=allow)
+
+
+def _join(program: Program, params: Sequence[bytes]) -> bytes:
+    """The parameter block from the bytes of each parameter."""
+    block = bytearray(program.kernel.param_bytes)
+    for variable, data in zip(program.kernel.params, params, strict=True):
+        start = variable.offset_bytes or 0
+        block[start : start + len(data)] = data
+    return bytes(block)
+
+
+def _launch(
+    program: Program, spec: LaunchSpec, ranges: Sequence[MemoryRange], options: Options,
+    show: Callable[[str], None] | None, report: Report,
+) -> None:  # fmt: skip
+    start = time.perf_counter()
+    memory = GlobalMemory(program.ranges() + [Range(r.address, r.size_bytes, r.name, r.writable, r) for r in ranges])
+    program.begin(spec.params)
+    machine = run_machine(program, spec, memory, options, None if show is None else _ticker(program, spec, show))
+    report.launches.append(
+        LaunchReport(
+            program.kernel.name, spec.grid, spec.block, spec.cluster, spec.smem_bytes, program.opcode_counts(),
+            dict(machine.bytes_moved), time.perf_counter() - start, options.schedule, options.seed,
+        )  # fmt: skip
+    )
+
+
+def _printer(progress: Progress) -> Callable[[str], None] | None:
+    if progress is True:
+        return lambda line: print(line, file=sys.stderr, flush=True)
+    return progress or None
+
+
+def _ticker(program: Program, spec: LaunchSpec, show: Callable[[str], None]) -> Callable[[Machine], None]:
+    """Says now and then how far a launch is."""
+    total = spec.grid[0] * spec.grid[1] * spec.grid[2]
+    size = spec.cluster[0] * spec.cluster[1] * spec.cluster[2]
+    started = last = time.perf_counter()
+
+    def tick(machine: Machine) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= _PROGRESS_EVERY_SECONDS:
+            last = now
+            done = machine.finished_clusters * size
+            show(f"{program.kernel.name}: {done} of {total} CTAs, {machine.instructions:,} warp-instructions, {now - started:.0f} s")
+
+    return tick
+
+
+def _dim3(shape: Dim, what: str) -> tuple[int, int, int]:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not 1 <= len(sizes) <= 3 or not all(isinstance(s, int) and s >= 1 for s in sizes):
+        raise ValueError(f"{what} {shape!r}: one to three integers of at least 1 are needed")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z

@@ -1,0 +1,90 @@
+"""What a run did: launches, instructions, bytes, time. Counts are emulated; seconds are wall time of the emulation, not of a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+_SHOWN_OPCODES = 12
+
+
+@dataclass(frozen=True)
+class LaunchReport:
+    """One launch.
+
+    Attributes:
+        kernel: its name.
+        grid, block, cluster: shapes.
+        smem_bytes: dynamic shared memory of a CTA.
+        counts: warp-instructions executed, by mnemonic.
+        bytes_moved: bytes by memory and direction ("global load", "shared store", ...).
+        seconds: wall time of the emulation (binding included, compilation by the DSL not).
+        schedule, seed: how it was scheduled.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    counts: Counter[str]
+    bytes_moved: dict[str, int]
+    seconds: float
+    schedule: str
+    seed: int
+
+    @property
+    def warp_instructions(self) -> int:
+        """All warp-instructions executed."""
+        return sum(self.counts.values())
+
+    def __str__(self) -> str:
+        shape = f"grid {self.grid}, block {self.block}"
+        shape += f", cluster {self.cluster}" if self.cluster != (1, 1, 1) else ""
+        rate = self.warp_instructions / self.seconds if self.seconds else 0.0
+        lines = [
+            f"{self.kernel}",
+            f"  {shape}, {self.smem_bytes} bytes of dynamic shared memory, schedule {self.schedule}"
+            + (f" (seed {self.seed})" if self.schedule == "random" else ""),
+            f"  {self.warp_instructions:,} warp-instructions emulated in {self.seconds:.2f} s ({rate:,.0f} a second)",
+            "  " + (", ".join(f"{kind} {n:,} B" for kind, n in sorted(self.bytes_moved.items())) or "no memory traffic"),
+        ]
+        common = self.counts.most_common(_SHOWN_OPCODES)
+        lines += [f"    {n:>12,}  {mnemonic}" for mnemonic, n in common]
+        rest = self.warp_instructions - sum(n for _, n in common)
+        if rest:
+            lines.append(f"    {rest:>12,}  {len(self.counts) - len(common)} other forms")
+        return "\n".join(lines)
+
+
+@dataclass
+class Report:
+    """All launches of one run, in order. Prints itself as a table."""
+
+    launches: list[LaunchReport] = field(default_factory=list)
+
+    @property
+    def warp_instructions(self) -> int:
+        """All warp-instructions executed."""
+        return sum(launch.warp_instructions for launch in self.launches)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all launches."""
+        return sum(launch.seconds for launch in self.launches)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Warp-instructions by mnemonic, over all launches."""
+        return sum((launch.counts for launch in self.launches), Counter())
+
+    @property
+    def bytes_moved(self) -> dict[str, int]:
+        """Bytes by memory and direction, over all launches."""
+        return dict(sum((Counter(launch.bytes_moved) for launch in self.launches), Counter()))
+
+    def __str__(self) -> str:
+        if not self.launches:
+            return "no kernel was launched"
+        head = f"{len(self.launches)} launch(es), {self.warp_instructions:,} warp-instructions, {self.seconds:.2f} s (emulated on a CPU)"
+        return "\n".join([head, *map(str, self.launches)])
