@@ -10,8 +10,6 @@ does, `machine` runs warps, `values` and `lanes` are the language the instructio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from mxfp8fa.emulator.api import active, run, run_ptx
 from mxfp8fa.emulator.errors import (
     BarrierError,
@@ -27,21 +25,11 @@ from mxfp8fa.emulator.errors import (
     Trap,
     UnsupportedInstruction,
 )
+from mxfp8fa.emulator.host import HostError, as_cuda  # from here on compiled functions keep their PTX
 from mxfp8fa.emulator.report import LaunchReport, Report
 
-if TYPE_CHECKING:
-    from mxfp8fa.emulator.host import as_cuda
-
 __all__ = [
-    "BarrierError", "DeadlockError", "EmulationError", "IllegalOperation", "LaunchError", "LaunchReport", "Misaligned",
-    "OutOfBounds", "PoisonError", "Report", "Site", "SpinError", "Trap", "UnsupportedInstruction", "active", "as_cuda",
-    "run", "run_ptx",
+    "BarrierError", "DeadlockError", "EmulationError", "HostError", "IllegalOperation", "LaunchError", "LaunchReport",
+    "Misaligned", "OutOfBounds", "PoisonError", "Report", "Site", "SpinError", "Trap", "UnsupportedInstruction",
+    "active", "as_cuda", "run", "run_ptx",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name == "as_cuda":  # the host side is imported on first use
-        from mxfp8fa.emulator.host import as_cuda
-
-        return as_cuda
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
