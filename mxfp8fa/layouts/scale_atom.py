@@ -9,6 +9,7 @@ would be NaN and, times padded zero data, still NaN.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -41,7 +42,7 @@ def pack_atoms(scale: NDArray[np.uint8]) -> NDArray[np.uint8]:
     row_tiles, column_tiles = -(-rows // ATOM_ROWS), -(-columns // ATOM_COLUMNS)
     padded = np.zeros((*batch, row_tiles * ATOM_ROWS, column_tiles * ATOM_COLUMNS), np.uint8)
     padded[..., :rows, :columns] = scale
-    split = padded.reshape(-1, row_tiles, 4, 32, column_tiles, ATOM_COLUMNS)
+    split = padded.reshape(prod(batch), row_tiles, 4, 32, column_tiles, ATOM_COLUMNS)
     return split.transpose(0, 1, 4, 3, 2, 5).reshape(*batch, row_tiles, column_tiles, ATOM_BYTES)
 
 
@@ -58,7 +59,7 @@ def unpack_atoms(packed: NDArray[np.uint8], rows: int, columns: int) -> NDArray[
             f"packed has shape {packed.shape}; {rows} x {columns} scales need (..., {row_tiles}, {column_tiles}, 512)"
         )
     batch = packed.shape[:-3]
-    split = packed.reshape(-1, row_tiles, column_tiles, 32, 4, ATOM_COLUMNS).transpose(0, 1, 4, 3, 2, 5)
+    split = packed.reshape(prod(batch), row_tiles, column_tiles, 32, 4, ATOM_COLUMNS).transpose(0, 1, 4, 3, 2, 5)
     matrix = split.reshape(*batch, row_tiles * ATOM_ROWS, column_tiles * ATOM_COLUMNS)
     return np.ascontiguousarray(matrix[..., :rows, :columns])
 

@@ -16,6 +16,7 @@ above the largest finite value, infinity included, becomes that value. E8M0 is t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -154,7 +155,7 @@ def decode_scalar(code: int, fmt: str | Format) -> float:
 
 
 def encode_scalar(value: float, fmt: str | Format, *, saturate: bool = True, rounding: str = "nearest") -> int:
-    """The code nearest to `value`, found by exact distances to every code: the definition that `encode` must meet.
+    """The code nearest to `value` by exact distances to the two values around it: the definition `encode` must meet.
 
     Raises:
         ValueError: as for `encode`.
@@ -162,21 +163,26 @@ def encode_scalar(value: float, fmt: str | Format, *, saturate: bool = True, rou
     fmt = _checked_format(fmt, saturate, rounding)
     if math.isnan(value):
         return fmt.max_code if fmt.nan_code is None else fmt.nan_code
-    values = [Fraction(decode_scalar(code, fmt)) for code in range(fmt.max_code + 1)]
-    # One more code, for the value that would come next: rounding to it is overflow.
-    values.append(2 * values[-1] if fmt is E8M0 else 2 * values[-1] - values[-2])
+    values = _exact_values(fmt)
     target = values[-1] if abs(value) >= values[-1] else abs(Fraction(value))
-    if rounding == "up":
-        code = next(code for code, v in enumerate(values) if v >= target)
-    elif rounding == "down":
-        code = max((code for code, v in enumerate(values) if v <= target), default=0)
-    elif fmt is E8M0:
-        code = min(range(len(values)), key=lambda code: (abs(values[code] - target), -code))
+    upper = bisect_left(values, target)
+    lower = upper if values[upper] == target else max(upper - 1, 0)
+    to_lower, to_upper = abs(target - values[lower]), abs(values[upper] - target)
+    tie_goes_up = fmt is E8M0 or lower % 2 == 1
+    if rounding == "nearest":
+        code = upper if to_upper < to_lower or (to_upper == to_lower and tie_goes_up) else lower
     else:
-        code = min(range(len(values)), key=lambda code: (abs(values[code] - target), code % 2))
+        code = upper if rounding == "up" else lower
     if code > fmt.max_code or (math.isinf(value) and not saturate):
         code = fmt.max_code if saturate else _overflow_code(fmt)
     return code | (_sign_bit(fmt) if math.copysign(1.0, value) < 0 else 0)
+
+
+@cache
+def _exact_values(fmt: Format) -> list[Fraction]:
+    """Values of the codes 0 to `max_code`, and the value that would come next: rounding to that one is overflow."""
+    values = [Fraction(decode_scalar(code, fmt)) for code in range(fmt.max_code + 1)]
+    return [*values, 2 * values[-1] if fmt is E8M0 else 2 * values[-1] - values[-2]]
 
 
 def _sign_bit(fmt: Format) -> int:

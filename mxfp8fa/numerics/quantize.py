@@ -166,13 +166,13 @@ def normalize_axes(axes: int | Sequence[int], rank: int) -> tuple[int, ...]:
     given = axes
     axes = (axes,) if isinstance(axes, int | np.integer) else tuple(axes)
     if len(axes) not in (1, 2):
-        raise ValueError(f"axes = {given} names {len(axes)} axes; allowed: one (1x32 blocks) or two (32x32 squares)")
+        raise ValueError(f"axes = {given!r} names {len(axes)} axes; allowed: one (1x32 blocks) or two (32x32 squares)")
     for axis in axes:
         if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
-            raise ValueError(f"axes = {given}: {axis!r} is no axis of an array of rank {rank}")
+            raise ValueError(f"axes = {given!r}: {axis!r} is no axis of an array of rank {rank}")
     positive = tuple(sorted(int(axis) % rank for axis in axes))
     if len(set(positive)) != len(positive):
-        raise ValueError(f"axes = {given} names axis {positive[0]} twice; two axes must differ")
+        raise ValueError(f"axes = {given!r} names axis {positive[0]} twice; two axes must differ")
     return positive
 
 
@@ -263,16 +263,25 @@ def _axis_segments(bounds: list[int]) -> Iterator[tuple[slice, slice, int]]:
         block += whole + (rest > 0)
 
 
-def scale_codes(amax_bits: NDArray[np.int32], fmt: str | Format = "e4m3", rule: str = "rceil") -> NDArray[np.uint8]:
-    """Scale codes of blocks whose largest magnitudes have the float32 bit patterns `amax_bits` (sign bit 0).
+def scale_codes(amax: ArrayLike, fmt: str | Format = "e4m3", rule: str = "rceil") -> NDArray[np.uint8]:
+    """Scale codes of blocks whose largest magnitudes are `amax` (float32, float16 or bfloat16, any shape).
+
+    Raises:
+        ValueError: unknown format, rule or dtype, or a negative `amax`.
+    """
+    values = to_float32(amax)
+    if np.any(values < 0):
+        raise ValueError(f"amax = {values.min()} is negative; allowed: largest magnitudes")
+    bits = np.atleast_1d(values).view(np.int32) & FLOAT32_ABS_MASK
+    return _scale_codes_of_bits(bits, _element_format(fmt), rule).reshape(values.shape)
+
+
+def _scale_codes_of_bits(amax_bits: NDArray[np.int32], fmt: Format, rule: str) -> NDArray[np.uint8]:
+    """Scale codes from the float32 bit patterns of amax.
 
     Every rule adds its own amount to the bit pattern so that a carry out of the mantissa bumps the exponent field:
     nothing (floor), just less than one (ceil), half a unit of the element's last place (even), a quarter (rceil).
-
-    Raises:
-        ValueError: unknown format or rule.
     """
-    fmt = _element_format(fmt)
     _check_rule(rule)
     one = 1 << FLOAT32_MANTISSA_BITS
     carry = {"floor": 0, "ceil": one - 1, "even": one >> (fmt.mantissa_bits + 1), "rceil": one // 4 - 1}[rule]
@@ -412,7 +421,7 @@ def _quantize_tile(
     bits = _float32_bits(x, work)
     magnitude = work.magnitude[:size]
     np.bitwise_and(bits, FLOAT32_ABS_MASK, out=magnitude.reshape(shape))
-    tile_scale = scale_codes(_block_max(magnitude, shape, inner, work), fmt, rule)
+    tile_scale = _scale_codes_of_bits(_block_max(magnitude, shape, inner, work), fmt, rule)
     scale[...] = tile_scale
 
     # 2^(127 - code) as bit patterns, spread over the elements: a broadcast operand would slow the multiplication down.
