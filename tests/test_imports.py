@@ -21,7 +21,7 @@ MAY_IMPORT = {room: set(LOWER[:rank]) for rank, room in enumerate(LOWER)} | {
     "published": set(),
     "timing": {"numerics", "layouts", "emulator", "published"},
     "studies": {*LOWER, "timing", "published"},
-    "plots": {"numerics", "layouts", "published"},
+    "plots": {"numerics", "layouts", "studies", "published"},  # studies for the types of what is drawn
     "cli": {*LOWER, "timing", "published", "studies", "plots"},
     "__main__": {"cli"},
 }

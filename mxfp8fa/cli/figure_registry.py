@@ -1,0 +1,135 @@
+"""Every file of figures/, with the data it is drawn from. To add one: write a function here and put it into FIGURES.
+
+The functions import matplotlib themselves, so that this list can be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mxfp8fa.cli.console import CommandError
+from mxfp8fa.studies import attention, blocks, choices
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOGIT_STDS = (1, 4)
+
+
+def formats() -> Figure:
+    """The numbers of E4M3 and E5M2 on a line, and the error of rounding to them."""
+    from mxfp8fa.plots.blocks import fig_formats
+
+    return fig_formats([blocks.format_grid(name) for name in ("e4m3", "e5m2")])
+
+
+def block() -> Figure:
+    """One real block before and after quantization, and again with outliers."""
+    from mxfp8fa.plots.blocks import fig_block
+
+    return fig_block(blocks.outlier_examples())
+
+
+def scale_rules() -> Figure:
+    """The four scale rules: scale, error of the largest element, SQNR."""
+    from mxfp8fa.plots.blocks import fig_scale_rules
+
+    return fig_scale_rules(blocks.scale_rules())
+
+
+def row_spread() -> Figure:
+    """1x32 against square blocks when the rows of a tile differ in size."""
+    from mxfp8fa.plots.blocks import fig_row_spread
+
+    return fig_row_spread(blocks.row_spread())
+
+
+def tensors() -> Figure:
+    """SQNR of the quantized Q, K, V and dO, real and synthetic."""
+    from mxfp8fa.plots.blocks import fig_tensors
+
+    return fig_tensors(blocks.quantized_tensors(blocks.example_inputs()))
+
+
+def sqnr() -> Figure:
+    """SQNR of O, dQ, dK and dV by configuration against the published range."""
+    from mxfp8fa.plots.attention import fig_sqnr
+
+    return fig_sqnr(attention.summarize())
+
+
+def sqnr_by_length() -> Figure:
+    """SQNR by number of keys."""
+    from mxfp8fa.plots.attention import fig_lengths
+
+    return fig_lengths({f"logit std {std}": choices.sqnr_by_length(logit_std=std) for std in LOGIT_STDS})
+
+
+def p_scale() -> Figure:
+    """SQNR by the scale with which P is stored."""
+    from mxfp8fa.plots.attention import fig_p_scale
+
+    return fig_p_scale({f"logit std {std}": choices.scale_of_p(logit_std=std) for std in LOGIT_STDS})
+
+
+def p_codes() -> Figure:
+    """Codes of P by exponential and directly from the score."""
+    from mxfp8fa.plots.attention import fig_codes
+
+    return fig_codes(choices.codes_of_p())
+
+
+def causal_leak() -> Figure:
+    """What an outlier in a later token does to earlier rows under a causal mask."""
+    from mxfp8fa.plots.attention import fig_leak
+
+    return fig_leak(choices.causal_leak())
+
+
+# File name without suffix -> how to draw it.
+FIGURES: dict[str, Callable[[], Figure]] = {
+    function.__name__: function
+    for function in (
+        formats,
+        block,
+        scale_rules,
+        row_spread,
+        tensors,
+        sqnr,
+        sqnr_by_length,
+        p_scale,
+        p_codes,
+        causal_leak,
+    )
+}
+
+
+def render(name: str) -> bytes:
+    """The PNG of one figure; the same bytes each time.
+
+    Raises:
+        KeyError: no figure has that name.
+    """
+    from matplotlib import pyplot
+
+    from mxfp8fa.plots.style import png_bytes
+
+    figure = FIGURES[name]()
+    try:
+        return png_bytes(figure)
+    finally:
+        pyplot.close(figure)
+
+
+def require_matplotlib() -> None:
+    """Load matplotlib with the backend that needs no display.
+
+    Raises:
+        CommandError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise CommandError("figures need matplotlib: pip install 'mxfp8fa[notebooks]'") from None
+    matplotlib.use("Agg")

@@ -1,0 +1,38 @@
+"""Redraw the pictures of figures/, each from data computed now."""
+
+from __future__ import annotations
+
+import argparse
+
+from mxfp8fa.cli.console import Progress, add_output, output_folder, write_whole
+from mxfp8fa.cli.figure_registry import FIGURES, render, require_matplotlib
+
+SUMMARY = "redraw the pictures of figures/"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--only and --output."""
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(FIGURES),
+        metavar="NAME",
+        default=list(FIGURES),
+        help="draw these and no others; the names are listed below (default: all)",
+    )
+    add_output(parser)
+    width = max(map(len, FIGURES))
+    lines = [f"  {name:{width}}  {function.__doc__}" for name, function in FIGURES.items()]
+    parser.epilog = "figures:\n" + "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the figures asked for."""
+    require_matplotlib()
+    folder = output_folder(args.output)
+    progress = Progress(len(args.only))
+    for name in args.only:
+        path = folder / f"{name}.png"
+        with progress.step(str(path)):
+            write_whole(path, render(name))
+    return 0

@@ -1,0 +1,1 @@
+"""Experiments as data: each function runs one comparison and returns what tables and figures show."""
