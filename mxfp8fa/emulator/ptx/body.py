@@ -31,7 +31,7 @@ class Body:
 
     Attributes:
         instructions: what has been read, in order.
-        pragmas: strings of `.pragma` statements.
+        pragmas: strings of `.pragma` statements and the instruction each stands before.
     """
 
     def __init__(self, cursor: Cursor, names: Names, files: Mapping[int, str]) -> None:
@@ -39,7 +39,7 @@ class Body:
         self.names = names
         self.operands = Operands(cursor, names)
         self.instructions: list[Instruction] = []
-        self.pragmas: list[str] = []
+        self.pragmas: list[tuple[int, str]] = []
         self._files = files
         self._mnemonics: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._target_lists: list[tuple[int, int, TargetList]] = []
@@ -258,7 +258,7 @@ class Body:
             for variable, token in read_variables(cursor, _BODY_SPACES[word], ""):
                 self.names.declare_variable(variable, token)
         elif word == ".pragma":
-            self.pragmas.extend(read_pragma(cursor))
+            self.pragmas.extend((len(self.instructions), text) for text in read_pragma(cursor))
         else:
             raise cursor.error(f"unknown directive {word} in a function body", cursor.position - 1)
 

@@ -15,6 +15,7 @@ from mxfp8fa.emulator.ptx.types import OPAQUE_TYPES, TYPE_BITS, VECTOR_LENGTHS
 
 _MOST_REGISTERS = 1 << 31
 _MOST_BYTES = 1 << 62
+_MOST_DIMENSIONS = 32
 _POINTER_SPACES = ("const", "global", "local", "shared")
 
 
@@ -97,6 +98,8 @@ def _shape(cursor: Cursor) -> tuple[int, ...] | None:
         return None
     shape: list[int] = []
     while cursor.accept("["):
+        if len(shape) == _MOST_DIMENSIONS:
+            raise cursor.error(f"an array of more than {_MOST_DIMENSIONS} dimensions")
         if cursor.peek() == "]" and not shape:
             shape.append(0)
         else:

@@ -54,7 +54,7 @@ _COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "&&", "||"})
 
 
 def literal(token: str) -> Immediate | None:
-    """The constant that one number token stands for; None for an integer that needs more than 64 bits."""
+    """The constant that a number token stands for; None for an integer that needs more than 64 bits."""
     head = token[:2]
     if head in ("0f", "0F"):
         bits = int(token[2:], 16)
@@ -78,10 +78,14 @@ def _integer(digits: str) -> int:
     return int(digits, 0)
 
 
+def is_number(token: str) -> bool:
+    """Whether the token is a number."""
+    return token[:1].isdigit() or (token[:1] == "." and token[1:2].isdigit())
+
+
 def starts_constant(token: str) -> bool:
     """Whether a constant expression can start with this token (names of variables and `!p` aside)."""
-    first = token[:1]
-    return first.isdigit() or (first == "." and token[1:2].isdigit()) or token in ("-", "+", "~", "(", "WARP_SZ")
+    return is_number(token) or token in ("-", "+", "~", "(", "WARP_SZ")
 
 
 def constant(cursor: Cursor) -> Immediate:
@@ -92,7 +96,7 @@ def constant(cursor: Cursor) -> Immediate:
     """
     start = cursor.position
     value = _Evaluator(cursor).conditional(0)
-    if cursor.position == start + 1:
+    if cursor.position == start + 1 and is_number(cursor.values[start]):
         found = literal(cursor.values[start])
         if found is not None:
             return found
@@ -170,7 +174,7 @@ class _Evaluator:
         if token == "WARP_SZ":
             self.cursor.next()
             return (WARP_SIZE, False)
-        if not (token[:1].isdigit() or (token[:1] == "." and token[1:2].isdigit())):
+        if not is_number(token):
             raise self.cursor.error(f"expected a constant, found {describe(token)}")
         found = literal(token)
         if found is None:

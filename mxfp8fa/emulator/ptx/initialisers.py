@@ -12,7 +12,7 @@ from mxfp8fa.emulator.ptx.expressions import constant, integer, starts_constant
 from mxfp8fa.emulator.ptx.syntax import Relocation
 from mxfp8fa.emulator.ptx.types import TYPE_BITS
 
-_MOST_BYTES = 1 << 32  # of an initial value that is written out
+_MOST_BYTES = 1 << 26  # of an initial value that is written out
 
 
 def read_initial_value(

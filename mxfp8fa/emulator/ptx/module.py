@@ -12,6 +12,8 @@ from mxfp8fa.emulator.ptx.syntax import Instruction, Label, Register, Variable
 class Function:
     """A function (`.func`), or what it shares with a kernel.
 
+    Sizes and offsets cover what the function itself uses; shared variables of functions it calls are not included.
+
     Attributes:
         name: symbol name.
         linkage: "", `extern`, `visible` or `weak`.
@@ -21,7 +23,7 @@ class Function:
         results: result parameters, for a `.func`.
         register_params: parameters and results of old-style functions that are registers, in order of declaration.
         directives: `.reqntid 128, 1, 1` is `directives["reqntid"] == (128, 1, 1)`; () for one without numbers.
-        pragmas: strings of `.pragma`, of the header and the body.
+        pragmas: strings of `.pragma`, each with the index of the instruction it stands before; -1 for the header.
         variables: variables of the function (space `shared`, `local`, `callparam`), and module variables in shared
             memory that it names; in order of placement.
         registers: the registers it uses; `registers[i].id == i`.
@@ -37,7 +39,7 @@ class Function:
     results: tuple[Variable, ...]
     register_params: tuple[Register, ...]
     directives: Mapping[str, tuple[int, ...]]
-    pragmas: tuple[str, ...]
+    pragmas: tuple[tuple[int, str], ...]
     variables: tuple[Variable, ...]
     registers: tuple[Register, ...]
     instructions: tuple[Instruction, ...]

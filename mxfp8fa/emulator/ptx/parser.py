@@ -224,15 +224,15 @@ class _ModuleReader:
                 registers.append(register)
         return found
 
-    def _function_directives(self) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    def _function_directives(self) -> tuple[dict[str, tuple[int, ...]], list[tuple[int, str]]]:
         """Directives between the parameters and the body: `.reqntid 128, 1, 1`."""
         cursor = self.cursor
         directives: dict[str, tuple[int, ...]] = {}
-        pragmas: list[str] = []
+        pragmas: list[tuple[int, str]] = []
         while cursor.peek()[:1] == ".":
             word = cursor.next()[1:]
             if word == "pragma":
-                pragmas.extend(read_pragma(cursor))
+                pragmas.extend((-1, text) for text in read_pragma(cursor))
                 continue
             if word not in FUNCTION_DIRECTIVES:
                 raise cursor.error(f"unknown directive .{word} in the header of a function", cursor.position - 1)

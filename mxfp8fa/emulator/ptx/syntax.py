@@ -28,7 +28,7 @@ class SourceLocation:
     inlined_at: SourceLocation | None = None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file or '?'}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
