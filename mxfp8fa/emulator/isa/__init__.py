@@ -1,17 +1,26 @@
 """The instruction set: one definition per instruction form, by family. Importing this package fills the registry."""
 
 from mxfp8fa.emulator.isa import (  # noqa: F401
+    approx,
     atomic,
     barrier,
     bits,
+    calls,
     compare,
     control,
+    convert,
+    convert_packed,
     copy_async,
+    floating,
+    half,
     integer,
+    launch_control,
     logic,
     matrix,
     mbarriers,
     memory,
     movement,
+    tcgen05_memory,
+    tcgen05_mma,
     warp,
 )

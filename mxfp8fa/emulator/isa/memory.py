@@ -26,10 +26,12 @@ VECTORS = ("v2", "v4", "v8")
 
 
 def space_of(ss: str | None) -> str:
-    """The memory an access names: parameters and constants live in global memory here."""
+    """The memory an access names. Kernel parameters and constants live in global memory here, arguments of calls in local."""
     if ss is None:
         return "generic"
-    return "global" if ss.startswith(("param", "const")) else ss
+    if ss.startswith("param"):
+        return "param"
+    return "global" if ss == "const" else ss
 
 
 def words_of(type: str, vec: str | None) -> tuple[int, int]:
@@ -140,6 +142,11 @@ def getctarank_generic(a: Value, *, type: str) -> Value:
 
 @machine("prefetch{.space}.level [a]", space=("global", "local"), level=("L1", "L2", "L2::evict_last", "L2::evict_normal"), section="9.7.9 prefetch", not_modelled="caches: a prefetch does nothing")  # fmt: skip
 def prefetch(warp: Warp, bits: int, a: np.ndarray, *, level: str, space: str | None = None) -> None:
+    """A cache hint."""
+
+
+@machine("prefetch{.space}.tensormap [a]", space=("const", "param"), section="9.7.9 prefetch", not_modelled="caches: a prefetch does nothing")
+def prefetch_tensormap(warp: Warp, bits: int, a: np.ndarray, *, space: str | None = None) -> None:
     """A cache hint."""
 
 

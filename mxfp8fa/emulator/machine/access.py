@@ -22,7 +22,7 @@ _SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
 
 def split_spaces(space: str, addresses: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(space, positions, addresses within that space) for the active addresses; resolves generic addresses."""
-    if space != "generic":
+    if space not in ("generic", "param"):
         yield space, np.arange(addresses.size), addresses
         return
     shared = (addresses >= SHARED_WINDOW) & (addresses < SHARED_WINDOW + WINDOW_BYTES)
@@ -55,7 +55,7 @@ def load(warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: i
     shadow: np.ndarray | None = None
     step = (np.arange(count, dtype=np.uint64) * np.uint64(word_bytes))[:, None]
     for place, at, where in split_spaces(space, addresses[lanes]):
-        warp.machine.count_bytes(f"{place.split('::')[0]} load", where.size * word_bytes * count)
+        warp.machine.count_bytes(_traffic(space, place, "load"), where.size * word_bytes * count)
         if place in _SHARED_SPACES:
             for cta, inside, offsets in split_ctas(warp, place, where):
                 _rename_lanes(lanes[at[inside]], cta.shared.check, offsets, word_bytes * count, "load")
@@ -83,7 +83,7 @@ def store(warp: Warp, bits: int, space: str, addresses: np.ndarray, words: list[
     word_bytes = words[0][0].dtype.itemsize
     access_bytes = word_bytes * len(words)
     for place, at, where in split_spaces(space, addresses[lanes]):
-        warp.machine.count_bytes(f"{place.split('::')[0]} store", where.size * access_bytes)
+        warp.machine.count_bytes(_traffic(space, place, "store"), where.size * access_bytes)
         if place in _SHARED_SPACES:
             for cta, inside, offsets in split_ctas(warp, place, where):
                 chosen = lanes[at[inside]]
@@ -156,6 +156,11 @@ def shared_word(warp: Warp, space: str, address: int, size_bytes: int, what: str
     cta = warp.cta.cluster.cta_of(address, own=own)
     cta.shared.check(np.array([offset_of(address)], np.uint64), size_bytes, what)
     return cta, offset_of(address)
+
+
+def _traffic(space: str, place: str, direction: str) -> str:
+    """The name under which bytes are counted: parameters apart from the memory that holds them here."""
+    return f"{'param' if space == 'param' else place.split('::')[0]} {direction}"
 
 
 def _rename_lanes(lanes: np.ndarray, check: Callable[..., None], *args: object, **kwargs: object) -> None:

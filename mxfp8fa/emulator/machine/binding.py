@@ -6,7 +6,7 @@ Operands are resolved here, once: registers to indices, immediates to arrays, sy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -319,17 +319,46 @@ def _bind_machine(instruction: syntax.Instruction, definition: Definition, modif
         for o in (operand.elements if isinstance(operand, syntax.Vector) else _words(operand))
     ]
     function = definition.function
+    late = definition.extra.get("late", False)
+    registers = frozenset(registers_of(instruction))
+
+    def deliver(warp: Warp, bits: int, result: Any) -> None:
+        for write, item in zip(writers, result if isinstance(result, list) else [result], strict=True):
+            value, shadow = item if isinstance(item, tuple) else (item, None)
+            write(warp, bits, value, shadow)
 
     def step(warp: Warp, bits: int) -> Outcome | None:
         result = function(warp, bits, *[get(warp, bits) for get in inputs], **modifiers)
         if result is None or isinstance(result, Outcome):
             return result
-        for write, item in zip(writers, result if isinstance(result, list) else [result], strict=True):
-            value, shadow = item if isinstance(item, tuple) else (item, None)
-            write(warp, bits, value, shadow)
+        if late:
+            warp.defer(registers, lambda: deliver(warp, bits, result()))
+        else:
+            deliver(warp, bits, result)
         return None
 
     return step
+
+
+def registers_of(instruction: syntax.Instruction) -> Iterator[int]:
+    """Ids of all registers an instruction names."""
+    pending: list[Any] = [*instruction.operands, instruction.guard]
+    while pending:
+        operand = pending.pop()
+        if isinstance(operand, syntax.Register):
+            yield operand.id
+        elif isinstance(operand, syntax.Vector):
+            pending += operand.elements
+        elif isinstance(operand, syntax.Pair):
+            pending += [operand.first, operand.second]
+        elif isinstance(operand, syntax.Negated | syntax.Part | syntax.Guard):
+            pending.append(operand.register)
+        elif isinstance(operand, syntax.Address):
+            pending.append(operand.base)
+        elif isinstance(operand, syntax.TensorAddress):
+            pending += [operand.address, *operand.items]
+        elif isinstance(operand, syntax.Arguments):
+            pending += operand.items
 
 
 def _words(operand: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from mxfp8fa.emulator.errors import IllegalOperation, OutOfBounds
 from mxfp8fa.emulator.machine.barriers import ClusterBarrier, NamedBarrier
 from mxfp8fa.emulator.machine.memory import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT, SharedMemory
+from mxfp8fa.emulator.machine.tensor_memory import TensorMemory
 from mxfp8fa.emulator.machine.warp import FULL, WARP_LANES, Warp
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class CTA:
         self.shared = SharedMemory(machine.program.static_shared_bytes + launch.smem_bytes)
         self.threads = int(np.prod(launch.block))
         self.threads_rounded = -(-self.threads // WARP_LANES) * WARP_LANES
+        self.tensor = TensorMemory()
         self.barriers = [NamedBarrier(self, i) for i in range(NAMED_BARRIERS)]
         self.last_arrivals: dict[int, str] = {}
         self.warps = [

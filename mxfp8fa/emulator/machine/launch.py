@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from mxfp8fa.emulator.machine.asynchronous import SCHEDULES
 
-UNINITIALISED = ("poison", "strict")
+_CHOICES = {
+    "schedule": SCHEDULES,
+    "uninitialised": ("poison", "strict"),
+    "accumulate": ("float32", "blackwell", "exact"),
+    "wait_ld": ("dependency", "required"),
+}
 Dim3 = tuple[int, int, int]
 
 
@@ -37,19 +42,23 @@ class Options:
         seed: of the random schedule. The same seed gives the same run.
         uninitialised: "poison": never-written memory may be read and moved, but must not reach a branch, an address, a
             barrier or global memory; "strict": no load may touch it.
+        accumulate: arithmetic of tcgen05.mma: "float32", "blackwell" (the published model of the hardware) or "exact".
+        wait_ld: "dependency": a tcgen05.ld completes at wait::ld or when a register of it is used, as on the hardware;
+            "required": its registers are poison until wait::ld.
         sm_count: number of SMs that host code and kernels see.
     """
 
     schedule: str = "eager"
     seed: int = 0
     uninitialised: str = "poison"
+    accumulate: str = "float32"
+    wait_ld: str = "dependency"
     sm_count: int = 148
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule {self.schedule!r}: allowed are {', '.join(SCHEDULES)}")
-        if self.uninitialised not in UNINITIALISED:
-            raise ValueError(f"uninitialised {self.uninitialised!r}: allowed are {', '.join(UNINITIALISED)}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} {getattr(self, name)!r}: allowed are {', '.join(allowed)}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed {self.seed!r}: an integer is needed")
         if not isinstance(self.sm_count, int) or self.sm_count < 1:

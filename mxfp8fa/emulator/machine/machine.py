@@ -11,6 +11,7 @@ may time out has done so without anything changing.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxfp8fa.emulator.errors import DeadlockError, EmulationError, LaunchError, SpinError
-from mxfp8fa.emulator.machine.asynchronous import SCHEDULES, AsyncEngine
+from mxfp8fa.emulator.machine.asynchronous import AsyncEngine
 from mxfp8fa.emulator.machine.cluster import Cluster
 from mxfp8fa.emulator.machine.memory import SHARED_LIMIT_BYTES, GlobalMemory
 from mxfp8fa.emulator.machine.warp import Warp
@@ -54,7 +55,7 @@ class Machine:
         self.bytes_moved: dict[str, int] = {}
         self.resident: list[Cluster] = []
         self.finished_clusters = 0
-        self.cancelled: list[tuple[int, int, int]] = []
+        self.tcgen05_group = ""
         self.instructions = 0
         self._waiting = self._cluster_origins()
         self._seen_states: set[Any] = set()
@@ -64,8 +65,6 @@ class Machine:
 
     def _check_launch(self) -> None:
         launch, threads = self.launch, int(np.prod(self.launch.block))
-        if self.options.schedule not in SCHEDULES:
-            raise ValueError(f"schedule {self.options.schedule!r}: allowed are {', '.join(SCHEDULES)}")
         if min(*launch.grid, *launch.block, *launch.cluster) < 1:
             raise LaunchError(f"grid {launch.grid}, block {launch.block}, cluster {launch.cluster}: every size must be at least 1")
         if threads > 1024:
@@ -103,6 +102,10 @@ class Machine:
                         if group.wait is not None and group.wait.key == key:
                             group.wait = None
                             group.timed_out = False
+
+    def write(self, text: str) -> None:
+        """Print what the kernel prints."""
+        sys.stdout.write(text)
 
     def count_bytes(self, kind: str, size: int) -> None:
         """Add to the bytes moved."""

@@ -9,11 +9,11 @@ import numpy as np
 
 from mxfp8fa.emulator import isa  # noqa: F401  (fills the registry)
 from mxfp8fa.emulator.errors import LaunchError, Site, UnsupportedInstruction
-from mxfp8fa.emulator.machine.binding import Step, bind, register_dtype
-from mxfp8fa.emulator.machine.memory import SHARED_BASE, Range, array_range
+from mxfp8fa.emulator.machine.binding import Step, bind, register_dtype, registers_of
+from mxfp8fa.emulator.machine.memory import LOCAL_WINDOW, SHARED_BASE, Range, array_range
 from mxfp8fa.emulator.machine.warp import Outcome, Warp
 from mxfp8fa.emulator.ptx import syntax
-from mxfp8fa.emulator.ptx.module import Kernel, Module
+from mxfp8fa.emulator.ptx.module import Kernel, Module, align_up
 
 _REPORTED_ERRORS = 8
 
@@ -32,9 +32,10 @@ class Program:
         self.kernel = kernel
         self.instructions = kernel.instructions
         self.static_shared_bytes = kernel.dynamic_shared_offset_bytes
-        self.local_bytes = kernel.local_bytes
+        self._call_params, self.local_bytes = _place_call_params(kernel)
         self.parameters = _aligned(max(kernel.param_bytes, 1), 128)
         self._variables = {name: _aligned(v.size_bytes, 128) for name, v in module.variables.items() if v.space != "shared"}
+        self._named: dict[int, frozenset[int]] = {}
         self._initialise()
         self.blank_registers = [_blank(r) for r in kernel.registers]
         self.blank_shadow: list[np.ndarray | None] = [~b for b in self.blank_registers]
@@ -55,6 +56,12 @@ class Program:
             raise UnsupportedInstruction(f"kernel {self.kernel.name} cannot be emulated:\n  {text}{more}")
         steps.append(_run_off_the_end)
         return steps
+
+    def registers_named(self, pc: int) -> frozenset[int]:
+        """Ids of the registers that instruction pc reads or writes."""
+        if pc not in self._named:
+            self._named[pc] = frozenset(registers_of(self.instructions[pc])) if pc < len(self.instructions) else frozenset()
+        return self._named[pc]
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -88,6 +95,8 @@ class Program:
             return SHARED_BASE + place + symbol.addend  # in the CTA of rank 0; readers add the rank
         if variable.space == "local":
             return (variable.offset_bytes or 0) + symbol.addend
+        if variable.space == "callparam":
+            return LOCAL_WINDOW + self._call_params[id(variable)] + symbol.addend
         if variable.name in self._variables:
             return self._variables[variable.name].ctypes.data + symbol.addend
         raise UnsupportedInstruction(f"the address of {symbol} ({symbol.space}) is not supported")
@@ -119,6 +128,17 @@ class Program:
         i = self.instructions[pc]
         source = "" if i.source is None or not i.source.line else str(i.source)
         return Site(self.kernel.name, cta, warp, lane, i.ptx_line, str(i), source)
+
+
+def _place_call_params(kernel: Kernel) -> tuple[dict[int, int], int]:
+    """Offsets in local memory of the variables that carry arguments of calls, and the local bytes of a thread with them."""
+    end, places = kernel.local_bytes, {}
+    for variable in kernel.variables:
+        if variable.space == "callparam":
+            end = align_up(end, variable.alignment_bytes)
+            places[id(variable)] = end
+            end += variable.size_bytes
+    return places, end
 
 
 def _run_off_the_end(warp: Warp, bits: int) -> Outcome:

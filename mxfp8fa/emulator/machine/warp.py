@@ -7,6 +7,7 @@ is not documented; no correct program can depend on it).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -118,6 +119,7 @@ class Warp:
         self.instructions = 0
         self.local: Any = None
         self.extra: dict[str, Any] = {}
+        self.pending: list[tuple[frozenset[int], Callable[[], None]]] = []
         self.spin_signatures: set[Any] = set()
         self.spin_epoch = -1
         self.spinning = False
@@ -149,6 +151,37 @@ class Warp:
             zero = value.dtype.type(0)
             merged = np.where(mask, zero if shadow is None else shadow, zero if old is None else old)
             self.shadow[register] = merged if merged.any() else None
+
+    # -- loads that complete late ---------------------------------------------------------------------------------------
+
+    def defer(self, registers: frozenset[int], deliver: Callable[[], None]) -> None:
+        """A load into `registers` was issued: deliver now (eager), or when a register is named or the load is waited for.
+
+        The addresses it reads may change until then, as they may on the hardware.
+        """
+        options = self.machine.options
+        if options.wait_ld == "required":
+            for register in registers:
+                self.write(register, self.regs[register], self.group.bits, ~np.zeros_like(self.regs[register]))
+            self.pending.append((frozenset(), deliver))
+        elif options.schedule == "eager" or (options.schedule == "random" and self.machine.rng.random() < 0.5):
+            deliver()
+        else:
+            self.pending.append((registers, deliver))
+
+    def settle_all(self) -> None:
+        """Deliver every late load."""
+        pending, self.pending = self.pending, []
+        for _, deliver in pending:
+            deliver()
+
+    def _settle(self, pc: int) -> None:
+        """Deliver the late loads whose registers instruction pc names."""
+        named = self.program.registers_named(pc)
+        due = [item for item in self.pending if item[0] & named]
+        self.pending = [item for item in self.pending if not item[0] & named]
+        for _, deliver in due:
+            deliver()
 
     # -- divergence ---------------------------------------------------------------------------------------------------
 
@@ -227,6 +260,8 @@ class Warp:
             while left > 0 and self.groups and self.group.wait is None:
                 group = self.group
                 pc = group.pc
+                if self.pending:
+                    self._settle(pc)
                 counts[pc] += 1
                 left -= 1
                 outcome = steps[pc](self, group.bits)
