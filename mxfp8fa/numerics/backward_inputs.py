@@ -97,9 +97,12 @@ def prepare_backward(
     forward = prepare_forward(tensors["q"], tensors["k"], tensors["v"], **call, options=options)
     problem = forward.problem
     do, do_shape = shape_and_array(tensors["dO"], "dO")
-    q_shape = tensors["q"].shape if isinstance(tensors["q"], MXTensor) else np.shape(tensors["q"])
     o = as_float_array(O, "O", allow_float64=True)
-    _check_shapes({"dO": do_shape, "O": o.shape}, np.shape(lse), q_shape, problem)
+    _check_shapes({"dO": do_shape, "O": o.shape}, np.shape(lse), _shape(tensors["q"]), problem)
+    for name, x in tensors.items():
+        given = getattr(second, name)
+        if given is not None and given.shape != _shape(x):
+            raise ValueError(f"second.{name} has shape {given.shape} and {name} {_shape(x)}; they must be equal")
     square_qk = options.grad_qk_blocks == "square" or options.resolved_qk_blocks(problem.causal) == "square"
     grad_qk: Blocks = "square" if square_qk else "along_tokens"
     grad_v: Blocks = "square" if options.resolved_grad_v_blocks == "square" else "along_d"
@@ -138,6 +141,10 @@ def _check_shapes(
         raise ValueError(f"lse has shape {lse}; it must be {layout} = {expected}")
 
 
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.shape if isinstance(x, MXTensor) else np.shape(x)
+
+
 @dataclass(frozen=True)
 class _Chooser:
     """Finds the payload of a tensor for its second orientation."""
@@ -152,10 +159,7 @@ class _Chooser:
         """The caller's second payload if there is one, else `first` where it serves, else `x` quantized again."""
         given = getattr(self.second, name)
         if given is not None:
-            payload = as_payload(given, name, contraction, blocks, self.problem, self.rule)
-            if payload.shape != first.shape:
-                raise ValueError(f"second.{name} has shape {given.shape}; it must be the shape of {name}")
-            return payload
+            return as_payload(given, name, contraction, blocks, self.problem, self.rule)
         if payload_blocks(first) == blocks or (x is None and payload_blocks(first) in SERVES[contraction]):
             return first
         if x is None:

@@ -55,6 +55,9 @@ class Operand:
 
 def multiply(a: Operand, b: Operand, c: NDArray[Any] | None, accumulate: str) -> NDArray[Any]:
     """The product a b^T + c by `mma`: float32, or float64 under accumulate="exact"."""
+    if accumulate == "exact":
+        product = mma(a.values, b.values, a_scale=a.scale_e8m0, b_scale=b.scale_e8m0, accumulate=accumulate)
+        return product if c is None else product + c
     return mma(a.values, b.values, c, a_scale=a.scale_e8m0, b_scale=b.scale_e8m0, accumulate=accumulate)
 
 
