@@ -62,6 +62,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "ceil": np.ceil,
     "trunc": np.trunc,
     "fma": elementary.fma,
+    "fma_sign": elementary.fma_sign,
     "exp2": elementary.exp2,
     "log2": elementary.log2,
     "rsqrt": elementary.rsqrt,

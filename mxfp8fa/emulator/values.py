@@ -130,7 +130,7 @@ class Value:
 
 PRIMITIVES = (
     "add sub mul and or xor not neg shl shr eq ne lt le bits to select divide remainder popc "
-    "float_div sqrt fma rint floor ceil trunc exp2 log2 rsqrt tanh sin cos gather ballot lane"
+    "float_div sqrt fma fma_sign rint floor ceil trunc exp2 log2 rsqrt tanh sin cos gather ballot lane"
 ).split()
 
 
@@ -196,6 +196,17 @@ def fma(a: Value, b: Value, c: Value) -> Value:
     if not a.type == b.type == c.type:
         raise TypeError(f"fma: operand types {a.type}, {b.type}, {c.type} differ")
     return Value("fma", a.type, (a, b, c))
+
+
+def fma_sign(a: Value, b: Value, c: Value, d: Value) -> Value:
+    """The sign of the exact a * b + c - d as an f64: -1, 0 or 1 (f64 only).
+
+    Finite a, b, c with an infinite d give the sign against that infinity; with anything else that is not finite the
+    result is 0. Directed rounding in f64 needs it; no narrower type does.
+    """
+    if {a.type, b.type, c.type, d.type} != {"f64"}:
+        raise TypeError(f"fma_sign: needs four f64 operands, got {a.type}, {b.type}, {c.type}, {d.type}")
+    return Value("fma_sign", "f64", (a, b, c, d))
 
 
 def _unary(op: str, doc: str) -> Callable[[Value], Value]:

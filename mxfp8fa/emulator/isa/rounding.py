@@ -12,21 +12,29 @@ from two facts:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from mxfp8fa.emulator.values import Value, const, fma_sign, select
+from mxfp8fa.emulator.values import Value, const, select
 from mxfp8fa.numerics.formats import BF16, F16, Format
 
 ROUNDING = ("rn", "rz", "rm", "rp")
 
-# The two wide formats as the same kind of data as the narrow ones. Canonical NaNs: arithmetic on f32 delivers 0x7FFFFFFF
-# (PTX ISA leaves the bits open; NVIDIA's headers call it CUDART_NAN_F), f64 delivers 0xFFF8000000000000 (CUDART_NAN).
+# The two wide formats, as the same kind of data as the narrow ones. Canonical NaNs (the PTX ISA leaves the bits open):
+# 0x7FFFFFFF for f32, which NVIDIA's headers call CUDART_NAN_F, and 0xFFF8000000000000 for f64, CUDART_NAN.
 F32 = Format("f32", 8, 23, bias=127, max_code=0x7F7FFFFF, nan_code=0x7FFFFFFF, inf_code=0x7F800000)
 F64 = Format(
     "f64", 11, 52, bias=1023, max_code=0x7FEFFFFFFFFFFFFF, nan_code=0xFFF8000000000000, inf_code=0x7FF0000000000000
 )
 FORMAT_OF = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 UNSIGNED_OF = {"f16": "u16", "bf16": "u16", "f32": "u32", "f64": "u64"}
+
+
+def nan_code(fmt: Format) -> int:
+    """The code that NaN becomes: the canonical NaN, or the largest value in a format without NaN."""
+    return fmt.max_code if fmt.nan_code is None else fmt.nan_code
+
+
+def inf_code(fmt: Format) -> int:
+    """The code of infinity, or what overflow gives in its place: NaN, or the largest value."""
+    return nan_code(fmt) if fmt.inf_code is None else fmt.inf_code
 
 
 def float_const(x: float, t: str) -> Value:
@@ -62,7 +70,7 @@ def flush(x: Value) -> Value:
 
 def canonical(x: Value) -> Value:
     """x (f32), with any NaN replaced by the canonical one."""
-    return select(is_nan(x), const(F32.nan_code or 0, "f32"), x)
+    return select(is_nan(x), const(nan_code(F32), "f32"), x)
 
 
 def saturate(x: Value) -> Value:
@@ -77,7 +85,7 @@ def quiet_first(result: Value, *operands: Value) -> Value:
 
     PTX ISA, 9.7.3: NaN payloads are supported in double precision. Which operand wins is not documented (inferred).
     """
-    nan = const(F64.nan_code or 0, "f64")
+    nan = const(nan_code(F64), "f64")
     for operand in reversed(operands):
         quieted = (operand.bits("u64") | (1 << (F64.mantissa_bits - 1))).bits("f64")
         nan = select(is_nan(operand), quieted, nan)
@@ -91,7 +99,7 @@ def sum_error(a: Value, b: Value, s: Value) -> Value:
 
 
 def odd_sum(a: Value, b: Value) -> Value:
-    """a + b rounded to odd in f64. a and b come from f32 numbers or their products, so nothing over- or underflows."""
+    """a + b rounded to odd in f64, for terms far from f64's limits: f32, products of f32, integers."""
     s = a + b
     error = sum_error(a, b, s)
     zero = const(0, "f64")
@@ -99,21 +107,24 @@ def odd_sum(a: Value, b: Value) -> Value:
     outward = select(s > zero, above, below)
     word = s.bits("u64")
     nudged = select(outward, word + 1, word - 1)
-    inexact_even = (above | below) & (word & 1).eq(0)  # an overflowed or NaN sum has a NaN error: neither above nor below
+    # An infinite or NaN sum has a NaN error, which is neither above nor below.
+    inexact_even = (above | below) & (word & 1).eq(0)
     return select(inexact_even, nudged, word).bits("f64")
 
 
-def signed_zero_sum(result: Value, a: Value, b: Value, rounding: str) -> Value:
-    """result, the sum a + b, with the zero that IEEE 754 section 6.3 asks for under rm: -0 unless both are +0.
+def exact_zero(result: Value, is_zero: Value, negative: Value, rounding: str) -> Value:
+    """result, or under rm the zero of an exact zero sum: -0 unless both terms are +0 (IEEE 754-2019, section 6.3).
 
-    `result` has the f32 or f64 type of the sum, a and b are the f64 (or same-typed) terms.
+    Args:
+        result: the sum, f32 or f64; under the other modes its zero is right already.
+        is_zero: whether the exact sum is zero.
+        negative: whether a term of the sum has its sign bit set.
+        rounding: rounding mode.
     """
     if rounding != "rm":
         return result
-    exact_zero = (a + b).eq(const(0, a.type))
-    negative = (sign_bit(a) | sign_bit(b)).ne(0)
     minus_zero = const(1 << (FORMAT_OF[result.type].bits - 1), result.type)
-    return select(exact_zero & negative, minus_zero, result)
+    return select(is_zero & negative, minus_zero, result)
 
 
 def directed_f64(nearest: Value, error: Value, rounding: str) -> Value:
@@ -131,21 +142,21 @@ def directed_f64(nearest: Value, error: Value, rounding: str) -> Value:
     return moved.bits("f64")
 
 
-def fma_error(a: Value, b: Value, c: Value, nearest: Value) -> Value:
-    """The sign of a * b + c - nearest, exactly, as an f64."""
-    return fma_sign(a, b, c, nearest)
-
-
-def _exponent_and_significand(x: Value, word: str, lowest: int) -> tuple[Value, Value, Value]:
-    """(biased exponent, at least `lowest`; significand with its hidden bit; how far below `lowest` the exponent is)."""
+def _aligned(x: Value, fmt: Format, word: str) -> tuple[Value, Value, Value]:
+    """(base, significand, shift): the code of x in fmt is base + (significand >> shift), before rounding."""
     wide = FORMAT_OF[x.type]
     magnitude = magnitude_bits(x).to(word)
+    dropped = wide.mantissa_bits - fmt.mantissa_bits
+    if fmt.bias == wide.bias:
+        return const(0, word), magnitude, const(dropped, word)
+    lowest = wide.bias - fmt.bias + 1  # x's exponent field where fmt's normal numbers begin
     field = magnitude >> wide.mantissa_bits
     hidden = select(field.eq(0), const(0, word), const(1 << wide.mantissa_bits, word))
     significand = (magnitude & ((1 << wide.mantissa_bits) - 1)) | hidden
-    own = select(field.eq(0), const(1, word), field)
-    exponent = select(own < lowest, const(lowest, word), own)
-    return exponent, significand, exponent - own
+    exponent = select(field < lowest, const(lowest, word), field)
+    # The hidden bit, still on top of the shifted significand of a normal number, adds the 1 that is missing from base.
+    base = (exponent - lowest) << fmt.mantissa_bits
+    return base, significand, exponent - select(field.eq(0), const(1, word), field) + dropped
 
 
 def _increment(rounding: str, negative: Value, significand: Value, shift: Value) -> Value:
@@ -168,9 +179,7 @@ def _overflow_code(fmt: Format, rounding: str, negative: Value, infinite: Value,
     largest = const(fmt.max_code, word)
     if satfinite:
         return largest
-    beyond = const(fmt.max_code if fmt.nan_code is None else fmt.nan_code, word)
-    if fmt.inf_code is not None:
-        beyond = const(fmt.inf_code, word)
+    beyond = const(inf_code(fmt), word)
     if rounding == "rz":
         return select(infinite, beyond, largest)
     if rounding == "rm":
@@ -208,58 +217,38 @@ def encode(
     wide = FORMAT_OF[x.type]
     word = "u64" if random else UNSIGNED_OF[x.type]
     negative = sign_bit(x).ne(0)
-    dropped = wide.mantissa_bits - fmt.mantissa_bits
-    rebias = wide.bias - fmt.bias
-    exponent, significand, below = _exponent_and_significand(x, word, rebias + 1)
+    base, significand, shift = _aligned(x, fmt, word)
     # Beyond this shift nothing is left of the significand, and no increment carries it back.
-    longest = wide.mantissa_bits + (1 + random[1] if random else 2)
-    shift = below + dropped
-    shift = select(shift < longest, shift, longest)
-    increment = (random[0].to(word) << (shift - random[1])) if random else _increment(rounding, negative, significand, shift)
-    quotient = (significand + increment) >> shift
-    # The hidden bit, still at bit `mantissa_bits` of the quotient of a normal number, adds the 1 that was subtracted.
-    code = ((exponent - (rebias + 1)) << fmt.mantissa_bits) + quotient
-    infinite = magnitude_bits(x).eq(wide.inf_code or 0)
-    code = select(code > fmt.max_code, _overflow_code(fmt, rounding, negative, infinite, satfinite, word), code)
-    if relu:
-        code = select(negative, const(0, word), code)
+    longest = wide.mantissa_bits + (random[1] + 1 if random else 2)
+    shift = shift if shift.op == "const" else select(shift < longest, shift, longest)
+    if random:
+        increment = random[0].to(word) << (shift - random[1])
     else:
-        code = select(negative, code | (1 << (fmt.bits - 1)), code)
-    return select(is_nan(x), const(fmt.max_code if fmt.nan_code is None else fmt.nan_code, word), code)
+        increment = _increment(rounding, negative, significand, shift)
+    code = base + ((significand + increment) >> shift)
+    infinite = magnitude_bits(x).eq(inf_code(wide))
+    code = select(code > fmt.max_code, _overflow_code(fmt, rounding, negative, infinite, satfinite, word), code)
+    code = select(negative, const(0, word) if relu else code | (1 << (fmt.bits - 1)), code)
+    return select(is_nan(x), const(nan_code(fmt), word), code)
+
+
+def widen(code: Value, fmt: Format) -> Value:
+    """The value of an f16 or bf16 code (u16) as an f32, exactly; NaN gives some NaN."""
+    return code.bits("f16").to("f32") if fmt == F16 else (code.to("u32") << 16).bits("f32")
 
 
 def decode(code: Value, fmt: Format) -> Value:
-    """The value of a code as an f32, exactly; a NaN code gives the canonical NaN.
+    """The value of a code of at most 8 bits (u8 or wider) as an f32, exactly; NaN gives the canonical NaN.
 
-    The field moves to f32's place and a multiplication by a power of two corrects the bias, which also normalises
-    subnormals.
+    The field moves to f32's place, and a multiplication by a power of two corrects the bias, subnormals included.
     """
     code = code.to("u32")
     magnitude = code & ((1 << (fmt.bits - 1)) - 1)
     scaled = (magnitude << (F32.mantissa_bits - fmt.mantissa_bits)).bits("f32")
     value = scaled * float_const(2.0 ** (F32.bias - fmt.bias), "f32")
     if fmt.inf_code is not None:
-        value = select(magnitude.eq(fmt.inf_code), const(F32.inf_code or 0, "f32"), value)
-    word = value.bits("u32") | ((code >> (fmt.bits - 1)) << 31)
+        value = select(magnitude.eq(fmt.inf_code), const(inf_code(F32), "f32"), value)
+    word = value.bits("u32") | ((code & (1 << (fmt.bits - 1))) << (32 - fmt.bits))
     if fmt.nan_code is not None:
-        nan = magnitude > (fmt.max_code if fmt.inf_code is None else fmt.inf_code)
-        word = select(nan, const(F32.nan_code or 0, "u32"), word)
+        word = select(magnitude > (fmt.inf_code or fmt.max_code), const(nan_code(F32), "u32"), word)
     return word.bits("f32")
-
-
-def halves(x: Value, width: int = 16) -> tuple[Value, Value]:
-    """(low, high): the two lowest fields of `width` bits, 8 and 16 in an unsigned Value of that width, 4 and 32 too."""
-    field = {4: "u8", 8: "u8", 16: "u16", 32: "u32"}[width]
-    mask = (1 << width) - 1
-    return (x & mask).to(field), ((x >> width) & mask).to(field)
-
-
-def join(low: Value, high: Value, width: int, t: str) -> Value:
-    """low and high, `width` bits each, as one value of type t."""
-    return low.to(t) | (high.to(t) << width)
-
-
-def per_element(function: Callable[..., Value], width: int, t: str, *operands: Value) -> Value:
-    """function on the low and on the high elements of packed operands, packed again into type t."""
-    pairs = [halves(operand, width) for operand in operands]
-    return join(function(*(p[0] for p in pairs)), function(*(p[1] for p in pairs)), width, t)
