@@ -102,7 +102,7 @@ def _truth(t: Value, dtype: str) -> Value:
 def setp(
     a: Value, b: Value, c: Value | None = None, *, CmpOp: str, type: str, BoolOp: str = "", ftz: bool = False
 ) -> tuple[Value, Value]:
-    """p = t BoolOp c and q = !t BoolOp c, where t = a CmpOp b; without BoolOp p = t and q = !t."""
+    """p = t and q = !t, where t compares a with b; with a Boolean operator p = t op c and q = !t op c."""
     t = compare(a, b, CmpOp, type, ftz)
     return combine(t, c, BoolOp), combine(~t, c, BoolOp)
 
@@ -112,7 +112,7 @@ def setp(
 def setp_half(
     a: Value, b: Value, c: Value | None = None, *, CmpOp: str, type: str, BoolOp: str = "", ftz: bool = False
 ) -> Value:
-    """p = (a CmpOp b) BoolOp c."""
+    """p = t, or t op c with a Boolean operator, where t compares a with b."""
     return combine(compare(a, b, CmpOp, type, ftz), c, BoolOp)
 
 
@@ -128,7 +128,7 @@ def _compare_halves(a: Value, b: Value, CmpOp: str, stype: str, ftz: bool) -> tu
 def setp_half_x2(
     a: Value, b: Value, c: Value | None = None, *, CmpOp: str, type: str, BoolOp: str = "", ftz: bool = False
 ) -> tuple[Value, Value]:
-    """p = (a0 CmpOp b0) BoolOp c for element 0 of the operands, q the same for element 1."""
+    """p as for f16 and bf16, from element 0 of the operands; q the same from element 1."""
     low, high = _compare_halves(a, b, CmpOp, type, ftz)
     return combine(low, c, BoolOp), combine(high, c, BoolOp)
 
@@ -151,7 +151,7 @@ def set_(
     a: Value, b: Value, c: Value | None = None, *,
     CmpOp: str, dtype: str, stype: str, BoolOp: str = "", ftz: bool = False,
 ) -> Value:  # fmt: skip
-    """d = (a CmpOp b) BoolOp c, true as 1.0 (float d) or all ones (integer d), false as zero."""
+    """d = p of setp: true as 1.0 (float d) or all ones (integer d), false as zero."""
     return _truth(combine(compare(a, b, CmpOp, stype, ftz), c, BoolOp), dtype)
 
 
@@ -161,7 +161,7 @@ def set_x2(
     a: Value, b: Value, c: Value | None = None, *,
     CmpOp: str, dtype: str, stype: str, BoolOp: str = "", ftz: bool = False,
 ) -> Value:  # fmt: skip
-    """As set, for each of two 16-bit elements: true is 1.0 (float d) or 0xFFFF (integer d)."""
+    """d = p of setp for each of two 16-bit elements: true as 1.0 (float d) or 0xFFFF (integer d), false as zero."""
     element = PAIRS.get(dtype, "u16")
     low, high = (_truth(combine(t, c, BoolOp), element) for t in _compare_halves(a, b, CmpOp, stype, ftz))
     return join(low, high).bits(value_type(dtype))

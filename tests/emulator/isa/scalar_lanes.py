@@ -1,4 +1,4 @@
-"""How the instruction tests run: one row of Python integers (raw bits) per lane in, the expected integer from plain Python."""
+"""How the instruction tests run: a row of Python integers (raw bits) per lane, compared with plain Python."""
 
 import itertools
 import random
@@ -8,8 +8,10 @@ import numpy as np
 
 from mxfp8fa.emulator.isa.trace import evaluate
 
-EDGES = {n: [0, 1, 2, (1 << n) - 1, (1 << n) - 2, 1 << (n - 1), (1 << (n - 1)) - 1, (1 << (n - 1)) + 1] for n in (16, 32, 64)}
-SHIFTS = [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 1 << 31, (1 << 32) - 1]
+EDGES = {
+    n: [0, 1, 2, (1 << n) - 1, (1 << n) - 2, 1 << (n - 1), (1 << (n - 1)) - 1, (1 << (n - 1)) + 1] for n in (16, 32, 64)
+}
+SHIFTS = [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 255, 256, 1 << 31, (1 << 32) - 1]
 
 
 def signed(x, bits):

@@ -61,7 +61,7 @@ def test_fns_examples_of_the_isa():
 def test_bfe(t):
     n = width(t)
     words = EDGES[n] + random_words(n, 4, seed=4)
-    places = [0, 1, 7, 31, 32, 33, 63, 64, 65, 255, 256, 0xFFFFFFFF]
+    places = [0, 1, 7, 31, 32, 33, 63, 64, 65, 128, 255, 256, 0xFFFFFFFF]
     rows = [(a, p, k) for a in words for p in places for k in places]
 
     def expected(a, p, k):
@@ -76,7 +76,7 @@ def test_bfe(t):
 @pytest.mark.parametrize("n", [32, 64])
 def test_bfi(n):
     words = [(0, (1 << n) - 1), ((1 << n) - 1, 0), *rows_of([n, n], 4, seed=5)[-4:]]
-    places = [0, 1, 7, 31, 32, 33, 63, 64, 65, 255, 256, 0xFFFFFFFF]
+    places = [0, 1, 7, 31, 32, 33, 63, 64, 65, 128, 255, 256, 0xFFFFFFFF]
     rows = [(a, b, p, k) for a, b in words for p in places for k in places]
 
     def expected(a, b, p, k):

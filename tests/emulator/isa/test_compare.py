@@ -9,15 +9,15 @@ from scalar_lanes import EDGES, bf16, check, f16, f32, f64, number, rows_of, run
 
 INTEGERS = ["b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64"]
 DECODE = {"f16": f16, "bf16": bf16, "f32": f32, "f64": f64}
-EXPONENT_AND_MANTISSA = {"f16": (16, 10), "bf16": (16, 7), "f32": (32, 23), "f64": (64, 52)}
-PYTHON = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+WIDTH_AND_MANTISSA = {"f16": (16, 10), "bf16": (16, 7), "f32": (32, 23), "f64": (64, 52)}
+PYTHON = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 BOOLEAN = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 FLOAT_OPS = [*PYTHON, "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
 
 
 def float_codes(t):
     """Zeros, ends of the subnormals and of the normals, ones, infinities and NaNs, of both signs."""
-    width, mantissa = EXPONENT_AND_MANTISSA[t]
+    width, mantissa = WIDTH_AND_MANTISSA[t]
     infinity = (1 << (width - 1)) - (1 << mantissa)
     one = infinity // 2 // (1 << mantissa) * (1 << mantissa)
     positive = [0, 1, (1 << mantissa) - 1, 1 << mantissa, one, one + 1, infinity - 1, infinity, infinity + 1]
@@ -37,9 +37,9 @@ def compare_floats(op, x, y):
 
 def flushed(x, t):
     """The number of a code with subnormals taken as zero."""
-    _, mantissa = EXPONENT_AND_MANTISSA[t]
-    value = DECODE[t](x)
-    return math.copysign(0.0, value) if x >> mantissa & ((1 << (EXPONENT_AND_MANTISSA[t][0] - 1 - mantissa)) - 1) == 0 else value
+    width, mantissa = WIDTH_AND_MANTISSA[t]
+    value, exponent = DECODE[t](x), (x & ~(1 << (width - 1))) >> mantissa
+    return value if exponent else math.copysign(0.0, value)
 
 
 def integer_operators(t):
@@ -79,7 +79,8 @@ def test_setp_floats(op, t):
     decode = DECODE[t]
     check(f"setp.{op}.{t}", rows, lambda a, b: (r := compare_floats(op, decode(a), decode(b)), not r))
     if t == "f32":
-        check("setp." + op + ".ftz.f32", rows, lambda a, b: (r := compare_floats(op, flushed(a, t), flushed(b, t)), not r))
+        zero = lambda x: flushed(x, t)  # noqa: E731
+        check(f"setp.{op}.ftz.f32", rows, lambda a, b: (r := compare_floats(op, zero(a), zero(b)), not r))
 
 
 @pytest.mark.parametrize("t", ["f16", "bf16"])
@@ -101,6 +102,7 @@ def packed_rows(t):
 @pytest.mark.parametrize("t", ["f16", "bf16"])
 @pytest.mark.parametrize("op", FLOAT_OPS)
 def test_packed_half_comparisons(op, t):
+    one = {"f16": 0x3C00, "bf16": 0x3F80}[t]
     for ftz in [False, True] if t == "f16" else [False]:
 
         def elements(a, b, ftz=ftz):
@@ -112,7 +114,6 @@ def test_packed_half_comparisons(op, t):
             return (true if low else 0) | (true if high else 0) << 16
 
         suffix = ".ftz" if ftz else ""
-        one = {"f16": 0x3C00, "bf16": 0x3F80}[t]
         check(f"setp.{op}{suffix}.{t}x2", packed_rows(t), elements)
         check(f"set.{op}{suffix}.{t}x2.{t}x2", packed_rows(t), lambda a, b, f=packed: f(a, b, one))
         check(f"set.{op}{suffix}.u32.{t}x2", packed_rows(t), lambda a, b, f=packed: f(a, b, 0xFFFF))
@@ -130,10 +131,12 @@ def test_boolean_operator(combine):
     wide = [(x << 16 | 0x3F80, y << 16 | 0x4000, c) for x, y, c in floats]
     high = lambda a, b: compare_floats("eq", bf16(a >> 16), bf16(b >> 16))  # noqa: E731
     check(f"setp.eq.{combine}.bf16x2", wide, lambda a, b, c: (f(False, c), f(high(a, b), c)))
-    check(f"set.eq.{combine}.bf16x2.bf16x2", wide, lambda a, b, c: 0x3F80 * f(False, c) + (0x3F80 << 16) * f(high(a, b), c))
+    ones = lambda low, high: 0x3F80 * low + (0x3F80 << 16) * high  # noqa: E731
+    check(f"set.eq.{combine}.bf16x2.bf16x2", wide, lambda a, b, c: ones(f(False, c), f(high(a, b), c)))
 
 
-TRUE = {"u16": 0xFFFF, "s16": 0xFFFF, "u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF, "f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}
+TRUE = {"u16": 0xFFFF, "s16": 0xFFFF, "u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF}
+TRUE |= {"f32": 0x3F800000, "f16": 0x3C00, "bf16": 0x3F80}
 SET_FORMS = [(d, s, False) for d in ("u32", "s32", "f32", "f16", "bf16") for s in ("f64", *INTEGERS)]
 SET_FORMS += [(d, "f32", ftz) for d in ("u32", "s32", "f32", "f16") for ftz in (False, True)]
 SET_FORMS += [(d, "f16", ftz) for d in ("u16", "s16", "u32", "s32", "f16") for ftz in (False, True)]

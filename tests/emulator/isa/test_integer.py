@@ -1,5 +1,7 @@
 """Integer arithmetic against Python's unbounded integers."""
 
+import itertools
+
 import pytest
 from scalar_lanes import check, number, rows_of, run, signed
 
@@ -63,7 +65,8 @@ def low_24(x, t):
 
 @pytest.mark.parametrize("t", ["u32", "s32"])
 def test_24_bit_products(t):
-    extra = [(x, y) for x in (0x7FFFFF, 0x800000, 0xFFFFFF, 0x1000000, 0xFF800000) for y in (1, 0x7FFFFF, 0x800000, 0xABFFFFFF)]
+    ends = (0x7FFFFF, 0x800000, 0xFFFFFF, 0x1000000, 0xFF800000)
+    extra = [(x, y) for x in ends for y in (1, 0x7FFFFF, 0x800000, 0xABFFFFFF)]
     pairs = rows_of([32, 32], 200, seed=7) + extra
     check(f"mul24.lo.{t}", pairs, lambda a, b: low_24(a, t) * low_24(b, t) & 0xFFFFFFFF)
     check(f"mul24.hi.{t}", pairs, lambda a, b: low_24(a, t) * low_24(b, t) >> 16 & 0xFFFFFFFF)
@@ -152,16 +155,17 @@ def test_dot_products(atype, btype):
             (c + sum(x * y for x, y in zip(words_of(a, atype), bytes_of(b, btype)[pick], strict=True))) & 0xFFFFFFFF
         )
 
-    corner = [(a, b, c) for a in (0x80807F7F, 0xFFFFFFFF, 0x80018001) for b in (0x807FFF01, 0xFFFFFFFF) for c in (0, 1 << 31)]
-    rows = rows_of([32, 32, 32], 200, seed=13) + corner
+    corners = itertools.product((0x80807F7F, 0xFFFFFFFF, 0x80018001), (0x807FFF01, 0xFFFFFFFF), (0, 1 << 31))
+    rows = rows_of([32, 32, 32], 200, seed=13) + list(corners)
     check(f"dp4a.{atype}.{btype}", rows, four)
     check(f"dp2a.lo.{atype}.{btype}", rows, two(0))
     check(f"dp2a.hi.{atype}.{btype}", rows, two(2))
 
 
 @pytest.mark.parametrize(
-    "mnemonic", ["add.sat.u32", "add.b32", "sub.u16x2", "mad.lo.sat.s32", "min.relu.u32", "mul.wide.u64", "abs.u32", "add.u8x4"]
-)
+    "mnemonic", ["add.sat.u32", "add.b32", "sub.u16x2", "mad.lo.sat.s32", "min.relu.u32", "mul.wide.u64", "abs.u32",
+                 "add.u8x4"]
+)  # fmt: skip
 def test_forms_that_ptxas_refuses_on_sm_100_have_no_definition(mnemonic):
     with pytest.raises(ValueError, match="not a pure instruction"):
         run(mnemonic, [(1,) * {"mad": 3, "abs": 1}.get(mnemonic[:3], 2)])

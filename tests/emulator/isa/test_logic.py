@@ -41,7 +41,8 @@ def test_predicate_operations():
 
 def test_lop3_table_constants_return_the_table():
     """PTX ISA, lop3: the table of F is F(0xF0, 0xCC, 0xAA), so the instruction applied to those gives it back."""
-    check("lop3.b32", [(0xF0, 0xCC, 0xAA, table) for table in range(256)], lambda a, b, c, e: e | (0xFFFFFF00 if e & 1 else 0))
+    rows = [(0xF0, 0xCC, 0xAA, table) for table in range(256)]
+    check("lop3.b32", rows, lambda a, b, c, e: e | (0xFFFFFF00 if e & 1 else 0))  # above bit 7: F(0, 0, 0)
 
 
 def test_lop3_named_functions():
