@@ -1,0 +1,1 @@
+"""Compares the emulator with a CUDA GPU, bit by bit: `python scripts/silicon --help`."""
