@@ -41,6 +41,7 @@ INTEGER_ROUNDING = {"rni": rint, "rzi": trunc, "rmi": floor, "rpi": ceil}
 NAN_BITS = "NaN payloads: NaN gives the canonical NaN of the result type (the ISA leaves the bits open)."
 NAN_F64 = "NaN payloads: kept, at the top of the mantissa, and quieted (not documented)."
 SECTION = "9.7.9 cvt"
+F32, F64 = ({"type": (t,), "atype": (t,)} for t in ("f32", "f64"))  # keywords of a definition from a type to itself
 
 
 # -- integer to integer -----------------------------------------------------------------------------------------------
@@ -67,10 +68,19 @@ def cvt_integer(a: Value, *, dtype: str, atype: str) -> Value:
     return a.to(dtype)
 
 
-@pure("cvt.sat.dtype.atype d:dtype, a:atype", dtype=INTEGERS, atype=INTEGERS, section=SECTION)
+def wider_than(t: str) -> tuple[str, ...]:
+    """The integer types with values outside the range of t: .sat is illegal for the others."""
+    low, high = integer_range(t)
+    return tuple(other for other in INTEGERS if integer_range(other)[0] < low or integer_range(other)[1] > high)
+
+
 def cvt_integer_sat(a: Value, *, dtype: str, atype: str) -> Value:
     """d = a clamped to the range of dtype."""
     return clamp_integer(a, dtype)
+
+
+for _to in INTEGERS:
+    pure("cvt.sat.dtype.atype d:dtype, a:atype", dtype=(_to,), atype=wider_than(_to), section=SECTION)(cvt_integer_sat)
 
 
 # -- integer to float -------------------------------------------------------------------------------------------------
@@ -258,17 +268,19 @@ def cvt_f32_bf16(a: Value, *, rnd: str = "rn") -> Value:
     return widen(a, FORMAT_OF["bf16"])
 
 
-@pure("cvt.type.atype d:type, a:type", type=("f32",), atype=("f32",), section=SECTION, moves=("a",))
-@pure("cvt.type.atype d:type, a:type", type=("f64",), atype=("f64",), section=SECTION, moves=("a",))
+@pure("cvt.type.atype d:type, a:type", section=SECTION, moves=("a",), **F32)
+@pure("cvt.type.atype d:type, a:type", section=SECTION, moves=("a",), **F64)
 def cvt_same(a: Value, *, type: str, atype: str) -> Value:
     """d = a."""
     return a
 
 
-@pure("cvt{.irnd}{.ftz}{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, type=("f32",), atype=("f32",),
-      section=SECTION, not_modelled=NAN_BITS)  # fmt: skip
-@pure("cvt{.irnd}{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, type=("f64",), atype=("f64",),
-      section=SECTION, not_modelled=NAN_F64)  # fmt: skip
+@pure("cvt.irnd{.ftz}{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, section=SECTION,
+      not_modelled=NAN_BITS, **F32)  # fmt: skip
+@pure("cvt.ftz{.sat}.type.atype d:type, a:type", section=SECTION, not_modelled=NAN_BITS, **F32)
+@pure("cvt.sat.type.atype d:type, a:type", section=SECTION, not_modelled=NAN_BITS, **F32)
+@pure("cvt.irnd{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, section=SECTION, not_modelled=NAN_F64, **F64)
+@pure("cvt.sat.type.atype d:type, a:type", section=SECTION, not_modelled=NAN_F64, **F64)
 @pure("cvt{.irnd}{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, type=("f16",), atype=("f16",),
       section=SECTION, not_modelled=NAN_BITS)  # fmt: skip
 @pure("cvt{.irnd}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, type=("bf16",), atype=("bf16",),
@@ -280,7 +292,9 @@ def cvt_integral(
     return convert_float(a, type, atype, irnd=irnd, ftz=ftz, sat=sat)
 
 
-@pure("cvt.rnd{.relu}{.satfinite}.dtype.f32 d:dtype, a:f32", rnd=("rn", "rz"), dtype=("f16", "bf16"), section=SECTION,
+@pure("cvt.rnd.relu{.satfinite}.dtype.f32 d:dtype, a:f32", rnd=("rn", "rz"), dtype=("f16", "bf16"), section=SECTION,
+      not_modelled=NAN_BITS)  # fmt: skip
+@pure("cvt.rnd.satfinite.dtype.f32 d:dtype, a:f32", rnd=("rn", "rz"), dtype=("f16", "bf16"), section=SECTION,
       not_modelled=NAN_BITS)  # fmt: skip
 def cvt_half_f32(
     a: Value, *, rnd: str, dtype: str, relu: bool = False, satfinite: bool = False
