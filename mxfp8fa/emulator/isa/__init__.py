@@ -22,5 +22,6 @@ from mxfp8fa.emulator.isa import (  # noqa: F401
     movement,
     tcgen05_memory,
     tcgen05_mma,
+    tma,
     warp,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,29 +14,21 @@ from mxfp8fa.emulator.isa.registry import machine
 from mxfp8fa.emulator.isa.trace import lane_function
 from mxfp8fa.emulator.machine import access
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
+from mxfp8fa.emulator.machine.groups import GroupTracker
 from mxfp8fa.emulator.machine.warp import Outcome, Warp, indices_of, lanes_of
 from mxfp8fa.emulator.values import BITS, value_type
-
-
-@dataclass(eq=False)
-class CopyGroup:
-    """cp.async operations that threads `bits` committed together."""
-
-    bits: int
-    ops: list[AsyncOp]
 
 
 def _queue(warp: Warp) -> Hashable:
     return ("cp.async", id(warp))
 
 
-def _open(warp: Warp) -> list[tuple[int, AsyncOp]]:
-    """Operations not yet in a group, with the threads that issued them."""
-    return warp.extra.setdefault("cp_async_open", [])
+def _tracker(warp: Warp) -> GroupTracker:
+    return warp.extra.setdefault("cp_async_groups", GroupTracker())
 
 
-def _groups(warp: Warp) -> list[CopyGroup]:
-    return warp.extra.setdefault("cp_async_groups", [])
+def _done(op: AsyncOp) -> bool:
+    return op.done
 
 
 def _copy(warp: Warp, bits: int, to: np.ndarray, source: np.ndarray, size: int, read_bytes: np.ndarray) -> None:
@@ -67,7 +58,7 @@ def _copy(warp: Warp, bits: int, to: np.ndarray, source: np.ndarray, size: int, 
         machine.wake(("cp.async", id(warp)))
 
     op = AsyncOp(_queue(warp), run, site, "cp.async")
-    _open(warp).append((bits, op))
+    _tracker(warp).add(bits, op)
     machine.asynchronous.issue(op)
 
 
@@ -98,26 +89,13 @@ def cp_async_ignore(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.n
 @machine("cp.async.commit_group", section="9.7.9.25 cp.async.commit_group")
 def commit_group(warp: Warp, bits: int) -> None:
     """The thread's cp.async operations since the last commit become a group."""
-    mine = [op for issued, op in _open(warp) if issued & bits]
-    warp.extra["cp_async_open"] = [(issued & ~bits, op) for issued, op in _open(warp) if issued & ~bits]
-    _groups(warp).append(CopyGroup(bits, mine))
-
-
-def _unfinished(groups: list[CopyGroup], bits: int, newest: int) -> bool:
-    """Whether some thread of bits has an unfinished group older than its `newest` latest ones."""
-    for lane in indices_of(bits):
-        mine = [g for g in groups if g.bits >> int(lane) & 1]
-        if any(not op.done for g in mine[: len(mine) - newest] for op in g.ops):
-            return True
-    return False
+    _tracker(warp).commit(bits)
 
 
 @machine("cp.async.wait_group a", section="9.7.9.25 cp.async.wait_group")
 def wait_group(warp: Warp, bits: int, a: np.ndarray) -> Outcome | None:
     """Wait until at most the a newest groups of the thread are pending."""
-    groups = [g for g in _groups(warp) if any(not op.done for op in g.ops) or g in _groups(warp)[-64:]]
-    warp.extra["cp_async_groups"] = groups
-    if _unfinished(groups, bits, int(a[0])):
+    if _tracker(warp).unfinished(bits, int(a[0]), _done):
         return warp.block(("cp.async", id(warp)), f"cp.async.wait_group {int(a[0])}: copies are pending")
     return None
 
@@ -125,8 +103,7 @@ def wait_group(warp: Warp, bits: int, a: np.ndarray) -> Outcome | None:
 @machine("cp.async.wait_all", section="9.7.9.25 cp.async.wait_all")
 def wait_all(warp: Warp, bits: int) -> Outcome | None:
     """Wait until all cp.async operations of the thread are complete."""
-    loose = any(not op.done for issued, op in _open(warp) if issued & bits)
-    if loose or _unfinished(_groups(warp), bits, 0):
+    if _tracker(warp).loose(bits, _done) or _tracker(warp).unfinished(bits, 0, _done):
         return warp.block(("cp.async", id(warp)), "cp.async.wait_all: copies are pending")
     return None
 

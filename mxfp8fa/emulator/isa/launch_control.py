@@ -23,12 +23,12 @@ RESPONSE_BYTES = 16
     ss=("shared::cta",), section="9.7.13.17 clusterlaunchcontrol.try_cancel", confidence="inferred",
     not_modelled="a device may refuse although clusters are left; here the next one in grid order is always handed out",
 )  # fmt: skip
-def try_cancel(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, multicast__cluster__all: bool = False, **_: Any) -> None:
+def try_cancel(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, multicast_cluster_all: bool = False, **_: Any) -> None:
     """Ask for a cluster that has not started: a 16-byte answer at [d], then 16 bytes complete on mbarrier [a]."""
     lane = int(indices_of(bits)[0])
     cta, offset = access.shared_word(warp, "shared::cta", int(d[lane]), RESPONSE_BYTES, "the response of try_cancel")
     _, barrier = access.shared_word(warp, "shared::cta", int(a[lane]), 8, "mbarrier")
-    targets = warp.cta.cluster.ctas if multicast__cluster__all else [cta]
+    targets = warp.cta.cluster.ctas if multicast_cluster_all else [cta]
     origin = warp.machine.next_cluster()
     by, site = mbarriers.who(warp), warp.site(warp.group.pc)
 

@@ -119,15 +119,15 @@ def _ld(warp: Warp, bits: int, a: np.ndarray, shape: str, number: str, packed: b
 
 
 @machine("tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 d, [a]", shape=SHAPES, num=NUMBERS, section=LD, extra={"late": True})
-def ld(warp: Warp, bits: int, a: np.ndarray, *, shape: str, num: str, pack__16b: bool = False, **_: Any) -> Any:
+def ld(warp: Warp, bits: int, a: np.ndarray, *, shape: str, num: str, pack_16b: bool = False, **_: Any) -> Any:
     """d = a fragment of tensor memory; complete at wait::ld, or when a register is used."""
-    return _ld(warp, bits, a, shape, num, pack__16b)
+    return _ld(warp, bits, a, shape, num, pack_16b)
 
 
 @machine("tcgen05.ld.sync.aligned.16x32bx2.num{.pack::16b}.b32 d, [a], b:u32", num=NUMBERS, section=LD, extra={"late": True})
-def ld_split(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, num: str, pack__16b: bool = False) -> Any:
+def ld_split(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, num: str, pack_16b: bool = False) -> Any:
     """d = two fragments of 16 lanes, the second b columns further."""
-    return _ld(warp, bits, a, "16x32bx2", num, pack__16b, int(b[0]))
+    return _ld(warp, bits, a, "16x32bx2", num, pack_16b, int(b[0]))
 
 
 def _st(warp: Warp, bits: int, a: np.ndarray, words: list[access.Tracked], shape: str, number: str, unpack: bool, split: int = 0) -> Outcome | None:
@@ -155,15 +155,15 @@ def _st(warp: Warp, bits: int, a: np.ndarray, words: list[access.Tracked], shape
 
 @machine("tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [a], b:u32", shape=SHAPES, num=NUMBERS, section="9.7.16.8 tcgen05.st",
          extra={"tracked": ("b",)}, not_modelled="upper halves of the cells of .unpack::16b (written as zero)")  # fmt: skip
-def st(warp: Warp, bits: int, a: np.ndarray, b: Any, *, shape: str, num: str, unpack__16b: bool = False) -> Outcome | None:
+def st(warp: Warp, bits: int, a: np.ndarray, b: Any, *, shape: str, num: str, unpack_16b: bool = False) -> Outcome | None:
     """A fragment of tensor memory = b; complete at wait::st."""
-    return _st(warp, bits, a, b, shape, num, unpack__16b)
+    return _st(warp, bits, a, b, shape, num, unpack_16b)
 
 
 @machine("tcgen05.st.sync.aligned.16x32bx2.num{.unpack::16b}.b32 [a], c:u32, b:u32", num=NUMBERS, section="9.7.16.8 tcgen05.st", extra={"tracked": ("b",)})
-def st_split(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, b: Any, *, num: str, unpack__16b: bool = False) -> Outcome | None:
+def st_split(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, b: Any, *, num: str, unpack_16b: bool = False) -> Outcome | None:
     """Two fragments of 16 lanes = b, the second c columns further."""
-    return _st(warp, bits, a, b, "16x32bx2", num, unpack__16b, int(c[0]))
+    return _st(warp, bits, a, b, "16x32bx2", num, unpack_16b, int(c[0]))
 
 
 @machine("tcgen05.wait::ld.sync.aligned", section="9.7.16.8 tcgen05.wait")

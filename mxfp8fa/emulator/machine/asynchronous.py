@@ -26,6 +26,7 @@ class AsyncOp:
         run: performs it (and whatever its completion signals).
         site: where it was issued.
         what: name for reports.
+        after: the operation of the same copy that came before it (a store's read of shared memory), or None.
         done: whether it completed.
     """
 
@@ -33,6 +34,7 @@ class AsyncOp:
     run: Callable[[], None]
     site: Site
     what: str
+    after: AsyncOp | None = None
     done: bool = False
 
 

@@ -370,14 +370,13 @@ def _words(operand: Any) -> list[Any]:
 
 def _input(spec: OperandSpec, operand: Any, t: str, program: Program, instruction: syntax.Instruction, *, keep: bool) -> Callable[[Warp, int], Any]:
     """How a machine definition receives an operand: an array, or a list for a vector; (array, shadow) pairs if `keep`."""
-    if spec.kind == "address" and isinstance(operand, syntax.TensorAddress):
-        raise BindError("tensor-map addresses are not supported by this instruction")
-    vector = isinstance(operand, syntax.Vector)
-    readers = (
-        [address_reader(operand, program)]
-        if spec.kind == "address"
-        else [reader(o, t, program) for o in (operand.elements if vector else [operand])]
-    )
+    vector = isinstance(operand, syntax.Vector | syntax.TensorAddress)
+    if isinstance(operand, syntax.TensorAddress):
+        readers = [address_reader(operand.address, program), *(reader(x, "u32", program) for x in operand.coordinates)]
+    elif spec.kind == "address":
+        readers = [address_reader(operand, program)]
+    else:
+        readers = [reader(o, t, program) for o in (operand.elements if vector else [operand])]
     what = "an address" if spec.kind == "address" else f"operand `{operand}`"
 
     def get(warp: Warp, bits: int) -> Any:

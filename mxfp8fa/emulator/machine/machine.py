@@ -61,6 +61,7 @@ class Machine:
         self._seen_states: set[Any] = set()
         self._state_epoch = -1
         self._turn = 0
+        self._number = 0
         self._check_launch()
 
     def _check_launch(self) -> None:
@@ -102,6 +103,11 @@ class Machine:
                         if group.wait is not None and group.wait.key == key:
                             group.wait = None
                             group.timed_out = False
+
+    def next_number(self) -> int:
+        """1, 2, 3, ...: tells asynchronous operations apart that need a queue of their own."""
+        self._number += 1
+        return self._number
 
     def write(self, text: str) -> None:
         """Print what the kernel prints."""

@@ -1,0 +1,392 @@
+"""TMA: tensor and bulk copies, reductions, their groups, and tensor-map instructions, PTX ISA section 9.7.9.25 to 9.7.9.27.
+
+Every copy is asynchronous: addresses, sizes and the tensor map are taken at issue, data moves at completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mxfp8fa.emulator.errors import IllegalOperation, PoisonError
+from mxfp8fa.emulator.isa import mbarriers
+from mxfp8fa.emulator.isa.registry import machine
+from mxfp8fa.emulator.isa.tcgen05_memory import masked_ctas
+from mxfp8fa.emulator.isa.trace import lane_function
+from mxfp8fa.emulator.machine import access, tensor_map
+from mxfp8fa.emulator.machine.asynchronous import AsyncOp
+from mxfp8fa.emulator.machine.cluster import CTA
+from mxfp8fa.emulator.machine.groups import GroupTracker
+from mxfp8fa.emulator.machine.tensor_map import TensorMap
+from mxfp8fa.emulator.machine.warp import Outcome, Warp, indices_of
+
+DIMS = tuple(f"{n}d" for n in range(1, 6))
+GROUPS = ("cta_group::1", "cta_group::2")
+OPS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+SHARED = ("shared::cta", "shared::cluster")
+COMPLETE = "mbarrier::complete_tx::bytes"
+TENSOR = "9.7.9.27 cp.async.bulk.tensor"
+BULK = "9.7.9.25 cp.async.bulk"
+_SHARED_ALIGNMENT_BYTES = 128  # of the shared address of a tensor copy
+_BULK_ALIGNMENT_BYTES = 16
+
+
+# -- tensor loads -----------------------------------------------------------------------------------------------------
+
+
+@machine(
+    f"cp.async.bulk.tensor.dim.dst.global{{.mode}}.{COMPLETE}{{.multicast::cluster}}{{.group}}{{.L2::cache_hint}}{{.late_group}} [d], [a], [m]{{, b:b64, c:b64}}",
+    dim=DIMS, dst=SHARED, mode=("tile", "tile::gather4"), group=GROUPS, late_group=GROUPS, section=TENSOR,
+    not_modelled="im2col modes; cache hints",
+)  # fmt: skip
+def load(
+    warp: Warp, bits: int, d: np.ndarray, a: list[np.ndarray], m: np.ndarray, b: Any = None, c: Any = None, *, dim: str, dst: str, mode: str = "tile",
+    multicast_cluster: bool = False, group: str | None = None, late_group: str | None = None, **_: Any,
+) -> None:  # fmt: skip
+    """Copy a box of a tensor to shared memory [d], then complete its bytes on mbarrier [m]."""
+    for lane in indices_of(bits):
+        tensor, coordinates, rows = _tensor_operand(warp, a, int(lane), dim, mode)
+        box = tensor_map.box_of(tensor, coordinates, rows)
+        tensor_map.check_box(box, tensor, warp.machine.memory, "TMA load", write=False)
+        home, offset = _shared_place(warp, int(d[lane]), tensor.shared_bytes, "the destination of a TMA load", _SHARED_ALIGNMENT_BYTES)
+        barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
+        pair = (group or late_group) == "cta_group::2"
+        ctas = masked_ctas(warp, int(b[lane])) if multicast_cluster else [home]
+        for cta in ctas:
+            signalled = _signalled(cta, barrier_cta, pair=pair, multicast=multicast_cluster)
+            _queue_load(warp, tensor, box, cta, offset, signalled, barrier)
+
+
+def _signalled(cta: CTA, barrier_cta: CTA, *, pair: bool, multicast: bool) -> CTA:
+    """Whose mbarrier a load into `cta` completes on: its own; with cta_group::2 that of the barrier's parity in its pair."""
+    if pair:
+        return cta.cluster.ctas[cta.rank // 2 * 2 + barrier_cta.rank % 2]
+    if not multicast and cta is not barrier_cta:
+        raise IllegalOperation(f"TMA load into {cta} with an mbarrier of {barrier_cta}: they must be in one CTA (or use .cta_group::2)")
+    return cta
+
+
+def _queue_load(warp: Warp, tensor: TensorMap, box: tensor_map.Box, cta: CTA, offset: int, signalled: CTA, barrier: int) -> None:
+    by, site, m = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
+
+    def run() -> None:
+        data = tensor_map.read_box(box, tensor, m.memory)
+        _write_shared(cta, tensor, offset, data)
+        m.count_bytes("global load", data.nbytes)
+        m.count_bytes("shared store", data.nbytes)
+        mbarriers.change(None, signalled, barrier, lambda x: x.complete_tx(tensor.box_bytes), f"{by} (TMA load)")
+
+    m.asynchronous.issue(AsyncOp(("tma load", m.next_number()), run, site, "cp.async.bulk.tensor"))
+
+
+def _write_shared(cta: CTA, tensor: TensorMap, offset: int, data: np.ndarray) -> None:
+    """Place dense elements; padding of 4- and 6-bit groups stays as it is."""
+    offsets = tensor_map.shared_offsets(tensor, offset, data.shape[0])
+    size = tensor.element_bytes
+    if size in (1, 2, 4, 8):
+        cta.shared.words.store(offsets, size, np.ascontiguousarray(data).view(f"u{size}")[:, 0], None)
+    else:
+        for i in range(size):
+            cta.shared.words.store(offsets + i, 1, data[:, i], None)
+
+
+def _tensor_operand(warp: Warp, a: Any, lane: int, dim: str, mode: str) -> tuple[TensorMap, tuple[int, ...], tuple[int, ...] | None]:
+    """Map, coordinates and, for gather4 and scatter4, the four rows."""
+    if not isinstance(a, list):
+        raise IllegalOperation("a tensor copy needs [tensor map, {coordinates}]")
+    address = int(a[0][lane])
+    where = np.array([address], np.uint64)
+    warp.machine.memory.check(where, 64, "tensor map", write=False)
+    tensor = tensor_map.decode(warp.machine.memory.bytes(address, tensor_map.DECODED_BYTES).tobytes())
+    coordinates = tuple(int(x.view(np.int32)[lane]) for x in a[1:])
+    if int(dim[0]) != tensor.rank:
+        raise IllegalOperation(f".{dim} copy with a tensor map of rank {tensor.rank}")
+    if mode in ("tile::gather4", "tile::scatter4"):
+        if tensor.rank != 2 or len(coordinates) != 5:
+            raise IllegalOperation(f".{mode} needs a tensor map of rank 2 and 5 coordinates, not {tensor.rank} and {len(coordinates)}")
+        return tensor, (coordinates[0], 0), coordinates[1:]
+    return tensor, coordinates, None
+
+
+def _shared_place(warp: Warp, address: int, size: int, what: str, alignment: int) -> tuple[CTA, int]:
+    cta, offset = access.shared_word(warp, "shared::cluster", address, 1, what)
+    if offset % alignment:
+        raise IllegalOperation(f"{what} at shared offset {offset:#x}: a multiple of {alignment} is needed")
+    cta.shared.check(np.array([offset + size - 1], np.uint64), 1, what)
+    return cta, offset
+
+
+# -- tensor stores and reductions -------------------------------------------------------------------------------------
+
+
+@machine("cp.async.bulk.tensor.dim.global.shared::cta{.mode}.bulk_group{.L2::cache_hint} [a], [d]{, c:b64}", dim=DIMS, mode=("tile", "tile::scatter4"), section=TENSOR,
+         not_modelled="im2col modes; cache hints")  # fmt: skip
+def store(warp: Warp, bits: int, a: list[np.ndarray], d: np.ndarray, c: Any = None, *, dim: str, mode: str = "tile", **_: Any) -> None:
+    """Copy a box from shared memory [d] to a tensor; elements outside the tensor are dropped."""
+    _store(warp, bits, a, d, dim, mode, None)
+
+
+@machine("cp.reduce.async.bulk.tensor.dim.global.shared::cta.op{.mode}.bulk_group{.L2::cache_hint} [a], [d]{, c:b64}", dim=DIMS, op=OPS, mode=("tile",), section="9.7.9.27 cp.reduce.async.bulk.tensor",
+         not_modelled="im2col modes; cache hints")  # fmt: skip
+def reduce(warp: Warp, bits: int, a: list[np.ndarray], d: np.ndarray, c: Any = None, *, dim: str, op: str, mode: str = "tile", **_: Any) -> None:
+    """Combine a box of shared memory [d] into a tensor, element by element; outside elements are dropped."""
+    _store(warp, bits, a, d, dim, mode, op)
+
+
+def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op: str | None) -> None:
+    for lane in indices_of(bits):
+        tensor, coordinates, rows = _tensor_operand(warp, a, int(lane), dim, mode)
+        box = tensor_map.box_of(tensor, coordinates, rows)
+        tensor_map.check_box(box, tensor, warp.machine.memory, "TMA store", write=True)
+        if tensor.padded_bytes:
+            raise IllegalOperation(f"TMA store of {tensor.type}: padded types can only be loaded")
+        cta, offset = _shared_place(warp, int(d[lane]), tensor.shared_bytes, "the source of a TMA store", _SHARED_ALIGNMENT_BYTES)
+        if cta is not warp.cta:
+            raise IllegalOperation("a TMA store reads the shared memory of its own CTA only")
+        where = tensor_map.shared_offsets(tensor, offset, box.inside.size)[box.inside.reshape(-1)]
+        addresses = box.addresses[box.inside].astype(np.uint64)
+        combine = None if op is None else _combine(op, tensor.type, tensor.element_bytes)
+        _queue_store(warp, int(lane), cta, where, addresses, tensor.element_bytes, combine, "cp.async.bulk.tensor")
+
+
+Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _combine(op: str, type: str, size: int) -> Combine:
+    """old op new on raw words; f32 addition flushes subnormals, 16-bit ones do not (PTX ISA, cp.reduce.async.bulk)."""
+    if type in ("f32", "f64", "f16", "bf16"):
+        name = f"{op}{'.ftz' if (op, type) == ('add', 'f32') else ''}.{type}"
+    elif op in ("and", "or", "xor"):
+        name = f"{op}.b{8 * size}"
+    else:
+        name = f"{op}.{type}"
+    try:
+        function = lane_function(name)
+    except ValueError:
+        raise IllegalOperation(f"reduction {op} on {type} does not exist") from None
+    return lambda old, new: function(np.ones(old.size, bool), old, new)[0]
+
+
+def _queue_store(
+    warp: Warp, lane: int, cta: CTA, where: np.ndarray, addresses: np.ndarray, size: int, combine: Combine | None, what: str
+) -> None:  # fmt: skip
+    """Two operations in order: read shared memory (what wait_group.read waits for), write global memory."""
+    m, site = warp.machine, warp.site(warp.group.pc)
+    queue = ("bulk store", id(warp), lane)
+    data: list[np.ndarray] = []
+
+    def read() -> None:
+        values, shadow = cta.shared.words.load(where, size)
+        if shadow is not None:
+            raise PoisonError(f"{what}: shared memory at offset {int(where[shadow != 0][0]):#x} was never written and goes to global memory")
+        data.append(values)
+        m.count_bytes("shared load", values.nbytes)
+        m.wake(("bulk", id(warp)))
+
+    def write() -> None:
+        new = data[0] if combine is None else combine(m.memory.load(addresses, size), data[0])
+        m.memory.store(addresses, size, new)
+        m.count_bytes("global store", new.nbytes)
+        m.progress()
+        m.wake(("bulk", id(warp)))
+
+    reading = AsyncOp(queue, read, site, f"{what} (read)")
+    writing = AsyncOp(queue, write, site, what, after=reading)
+    _tracker(warp).add(1 << lane, writing)
+    m.asynchronous.issue(reading)
+    m.asynchronous.issue(writing)
+
+
+def _tracker(warp: Warp) -> GroupTracker:
+    return warp.extra.setdefault("bulk_groups", GroupTracker())
+
+
+# -- bulk copies ------------------------------------------------------------------------------------------------------
+
+
+def _size(value: int, what: str) -> int:
+    if value % _BULK_ALIGNMENT_BYTES or value <= 0:
+        raise IllegalOperation(f"{what} of {value} bytes: a positive multiple of {_BULK_ALIGNMENT_BYTES} is needed")
+    return value
+
+
+@machine(f"cp.async.bulk.dst.global.{COMPLETE}{{.multicast::cluster}}{{.L2::cache_hint}} [d], [a], b, [m]{{, c:b64, e:b64}}", dst=SHARED, section=BULK, not_modelled="cache hints")
+def bulk_load(
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, c: Any = None, e: Any = None, *, dst: str,
+    multicast_cluster: bool = False, **_: Any,
+) -> None:  # fmt: skip
+    """Copy b bytes of global [a] to shared [d], then complete them on mbarrier [m]."""
+    for lane in indices_of(bits):
+        size = _size(int(b[lane]), "cp.async.bulk")
+        source = np.array([a[lane]], np.uint64)
+        warp.machine.memory.check(source, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=False)
+        warp.machine.memory.check(source + np.uint64(size - 1), 1, "cp.async.bulk", write=False)
+        home, offset = _shared_place(warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
+        for cta in masked_ctas(warp, int(c[lane])) if multicast_cluster else [home]:
+            signalled = _signalled(cta, barrier_cta, pair=False, multicast=multicast_cluster)
+            _queue_bulk_load(warp, int(a[lane]), size, cta, offset, signalled, barrier)
+
+
+def _queue_bulk_load(warp: Warp, address: int, size: int, cta: CTA, offset: int, signalled: CTA, barrier: int) -> None:
+    by, m = mbarriers.who(warp), warp.machine
+
+    def run() -> None:
+        cta.shared.words.write_bytes(offset, m.memory.bytes(address, size).copy())
+        m.count_bytes("global load", size)
+        m.count_bytes("shared store", size)
+        mbarriers.change(None, signalled, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
+
+    m.asynchronous.issue(AsyncOp(("bulk load", m.next_number()), run, warp.site(warp.group.pc), "cp.async.bulk"))
+
+
+@machine(f"cp.async.bulk.shared::cluster.shared::cta.{COMPLETE} [d], [a], b, [m]", section=BULK)
+def bulk_peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray) -> None:
+    """Copy b bytes of shared [a] to shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
+    _peer(warp, bits, d, a, b, m, None)
+
+
+@machine(f"cp.reduce.async.bulk.shared::cluster.shared::cta.{COMPLETE}.op.type [d], [a], b:u32, [m]", op=OPS, type=("s32", "u32", "u64", "s64", "b32", "b64"), section="9.7.9.25 cp.reduce.async.bulk")  # fmt: skip
+def bulk_peer_reduce(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, *, op: str, type: str) -> None:
+    """Combine b bytes of shared [a] into shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
+    _peer(warp, bits, d, a, b, m, _typed(op, type))
+
+
+def _typed(op: str, type: str) -> tuple[int, Combine]:
+    """Element size and combination of a typed reduction."""
+    size = {"f16": 2, "bf16": 2}.get(type) or int(type[1:]) // 8
+    plain = f"u{type[1:]}" if type[0] == "b" and type != "bf16" and op not in ("and", "or", "xor") else type
+    return size, _combine(op, plain, size)
+
+
+def _peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, reduction: tuple[int, Combine] | None) -> None:
+    by, site, machine_ = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
+    for lane in indices_of(bits):
+        size = _size(int(b[lane]), "cp.async.bulk")
+        source, start = _shared_place(warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        target, offset = _shared_place(warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
+        if barrier_cta is not target:
+            raise IllegalOperation(f"cp.async.bulk to {target} with an mbarrier of {barrier_cta}: they must be in one CTA")
+
+        def run(size: int = size, source: CTA = source, start: int = start, target: CTA = target, offset: int = offset, barrier: int = barrier) -> None:
+            data, shadow = source.shared.words.read_bytes(start, size)
+            if reduction is not None:
+                width, combine = reduction
+                old, _ = target.shared.words.read_bytes(offset, size)
+                data = combine(old.view(f"u{width}"), data.view(f"u{width}")).view(np.uint8)
+            target.shared.words.write_bytes(offset, data, shadow)
+            machine_.count_bytes("shared load", size)
+            machine_.count_bytes("shared store", size)
+            mbarriers.change(None, target, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
+
+        machine_.asynchronous.issue(AsyncOp(("bulk peer", machine_.next_number()), run, site, "cp.async.bulk"))
+
+
+@machine("cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}{.cp_mask} [d], [a], b{, c:b64, e:b64}", section=BULK, not_modelled="cache hints")
+def bulk_store(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, e: Any = None, *, cp_mask: bool = False, L2_cache_hint: bool = False) -> None:  # fmt: skip
+    """Copy b bytes of shared [a] to global [d]; with .cp_mask only the bytes of each 16 whose bit is set."""
+    mask = None if not cp_mask else (e if L2_cache_hint else c)
+    _bulk_store(warp, bits, d, a, b, 1, None, mask)
+
+
+@machine("cp.reduce.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.op{.noftz}.type [d], [a], b:u32{, c:b64}", op=OPS,
+         type=("f16", "bf16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64"), section="9.7.9.25 cp.reduce.async.bulk", not_modelled="cache hints")  # fmt: skip
+def bulk_reduce(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, type: str, **_: Any) -> None:
+    """Combine b bytes of shared [a] into global [d], element by element."""
+    size, combine = _typed(op, type)
+    _bulk_store(warp, bits, d, a, b, size, combine, None)
+
+
+def _bulk_store(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, width: int, combine: Combine | None, mask: Any) -> None:
+    for lane in indices_of(bits):
+        size = _size(int(b[lane]), "cp.async.bulk")
+        cta, offset = _shared_place(warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        target = np.array([d[lane]], np.uint64)
+        warp.machine.memory.check(target, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=True)
+        warp.machine.memory.check(target + np.uint64(size - 1), 1, "cp.async.bulk", write=True)
+        step = np.arange(0, size, width, dtype=np.int64)
+        if mask is not None:
+            step = step[(int(mask[lane]) >> (step % 16) & 1).astype(bool)]
+        _queue_store(warp, int(lane), cta, offset + step, target + step.astype(np.uint64), width, combine, "cp.async.bulk")
+
+
+@machine("cp.async.bulk.prefetch.L2.global{.L2::cache_hint} [a], b{, c:b64}", section=BULK, not_modelled="caches: a prefetch does nothing")
+@machine("cp.async.bulk.prefetch.tensor.dim.L2.global{.mode}{.L2::cache_hint} [a]{, c:b64}", dim=DIMS, mode=("tile", "tile::gather4"), section=TENSOR, not_modelled="caches: a prefetch does nothing")  # fmt: skip
+def prefetch(warp: Warp, bits: int, *_: Any, **__: Any) -> None:
+    """A cache hint."""
+
+
+@machine("cp.async.bulk.commit_group", section=BULK)
+def commit_group(warp: Warp, bits: int) -> None:
+    """The thread's bulk stores and reductions since the last commit become a group."""
+    _tracker(warp).commit(bits)
+
+
+@machine("cp.async.bulk.wait_group{.read} a", section=BULK)
+def wait_group(warp: Warp, bits: int, a: np.ndarray, *, read: bool = False) -> Outcome | None:
+    """Wait until at most the a newest groups are pending; with .read until their shared memory has been read."""
+
+    def finished(op: AsyncOp) -> bool:
+        return op.done or (read and op.after is not None and op.after.done)
+
+    if _tracker(warp).unfinished(bits, int(a[indices_of(bits)[0]]), finished):
+        return warp.block(("bulk", id(warp)), f"cp.async.bulk.wait_group{'.read' if read else ''}: copies are pending")
+    return None
+
+
+# -- tensor maps on the device ----------------------------------------------------------------------------------------
+
+_FIELDS = {  # field -> (byte offset of each ordinal's word, bit, width, bits added to the value)
+    "rank": (0x08, 4, 3, 0), "elemtype": (0x08, 7, 4, 0), "interleave_layout": (0x08, 11, 2, 0), "swizzle_mode": (0x08, 13, 2, 0),
+    "fill_mode": (0x08, 15, 1, 0), "swizzle_atomicity": (0x08, 19, 2, 0),
+}  # fmt: skip
+
+
+@machine("tensormap.replace.tile.field{.ss}.b1024.type [a], b{, c}", field=("global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype", "interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode"),
+         ss=("global", "shared::cta"), type=("b32", "b64"), section="9.7.9.28 tensormap.replace", confidence="inferred")  # fmt: skip
+def replace(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, field: str, type: str, ss: str | None = None) -> None:
+    """Set a field of the tensor map at [a] to the last operand; box_dim and the like take an ordinal first."""
+    ordinal = np.zeros(32, np.uint32) if c is None else b
+    value = b if c is None else c
+    for lane in indices_of(bits):
+        for offset, bit, width, number in _field_places(field, int(ordinal[lane]), int(value[lane])):
+            where = np.full(32, int(a[lane]) + offset, np.uint64)
+            one = 1 << int(lane)
+            ((old, _),) = access.load(warp, one, ss or "generic", where, 4)
+            keep = ~np.uint32(((1 << width) - 1) << bit)
+            new = old & keep | np.uint32((number & ((1 << width) - 1)) << bit)
+            access.store(warp, one, ss or "generic", where, [(new, None)])
+
+
+def _field_places(field: str, ordinal: int, value: int) -> list[tuple[int, int, int, int]]:
+    """(byte offset of a word, first bit, width, number) to write for a field."""
+    if field in _FIELDS:
+        offset, bit, width, add = _FIELDS[field]
+        return [(offset, bit, width, value + add)]
+    if field == "global_address":
+        return [(0, 0, 32, value & 0xFFFFFFFF), (4, 0, 32, value >> 32)]
+    if field == "global_dim":
+        return [(0x20 + 4 * ordinal, 0, 32, value - 1)]
+    if field == "global_stride":
+        return [(0x0C + 4 * ordinal, 0, 32, value >> 4), (0x1C, 4 * ordinal, 4, value >> 36)]
+    if field == "element_stride":
+        return [(0x34, 3 * ordinal, 3, value - 1)]
+    return [(0x34, 24, 8, value - 1)] if ordinal == 0 else [(0x38, 8 * (ordinal - 1), 8, value - 1)]
+
+
+@machine("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.scope.sync.aligned [d], [a], b:u32", scope=("cta", "cluster", "gpu", "sys"), section="9.7.13 tensormap.cp_fenceproxy")  # fmt: skip
+def cp_fenceproxy(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, *, scope: str) -> Outcome | None:
+    """Copy the b = 128 bytes of a tensor map from shared [a] to global [d]."""
+    if not warp.converged(warp.live, "tensormap.cp_fenceproxy"):
+        return Outcome.BLOCKED
+    lane = int(indices_of(bits)[0])
+    if int(b[lane]) != tensor_map.MAP_BYTES:
+        raise IllegalOperation(f"tensormap.cp_fenceproxy of {int(b[lane])} bytes: 128 are needed")
+    one = 1 << lane
+    for i in range(0, tensor_map.MAP_BYTES, 8):
+        words = access.load(warp, one, "shared::cta", a + np.uint64(i), 8)
+        access.store(warp, one, "global", d + np.uint64(i), words)
+    return None

@@ -1,0 +1,191 @@
+"""Tensor maps decoded, and the elements of a box: what a TMA instruction reads or writes.
+
+Encoding (first 64 of 128 bytes; the rest may be garbage): inferred from `tensormap.replace` as ptxas compiles it for
+sm_100a and from maps that host code writes; see `host.tensormap` for the other direction.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from mxfp8fa.emulator.errors import IllegalOperation
+from mxfp8fa.emulator.machine.memory import GlobalMemory
+from mxfp8fa.layouts.swizzle import NONE, SW32, SW64, SW128, SW128_ATOM32, SW128_ATOM64, Swizzle
+
+MAP_BYTES = 128
+DECODED_BYTES = 64
+# Element type code -> name, bits in global memory.
+ELEMENT_TYPES = {
+    0: ("u8", 8), 1: ("u16", 16), 2: ("u32", 32), 3: ("s32", 32), 4: ("u64", 64), 5: ("s64", 64), 6: ("f16", 16), 7: ("f32", 32),
+    8: ("f32", 32), 9: ("f64", 64), 10: ("bf16", 16), 11: ("b4x16", 4), 12: ("b4x16_p64", 4), 13: ("b6x16_p32", 6),
+}  # fmt: skip
+_SWIZZLES = {(0, 0): NONE, (1, 0): SW32, (2, 0): SW64, (3, 0): SW128, (3, 1): SW128_ATOM32, (3, 3): SW128_ATOM64}
+# What out-of-bounds elements read as when the map says NaN; 16 bits as reported by others, wider ones unknown: quiet NaNs.
+_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FFFFFFF, "f64": 0x7FFFFFFFFFFFFFFF}
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tiled tensor map. Dimension 0 is the innermost; sizes are in elements, strides in bytes.
+
+    4-bit packed tensors are kept as bytes (two elements each); padded ones in groups of 16 elements.
+    """
+
+    address: int
+    type: str
+    element_bytes: int
+    dims: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle: Swizzle
+    fill: int
+    flush: bool
+    tf32: bool
+    unit_elements: int = 1
+    padded_bytes: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.dims)
+
+    @property
+    def box_counts(self) -> tuple[int, ...]:
+        """Elements (or units) of the box per dimension: every element_strides-th of it."""
+        return tuple(-(-b // s) for b, s in zip(self.box, self.element_strides, strict=True))
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that a load completes on its mbarrier: the whole box, also where it is out of bounds."""
+        return int(np.prod(self.box_counts)) * self.element_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that the box takes in shared memory; more than box_bytes for padded types."""
+        return int(np.prod(self.box_counts)) * (self.padded_bytes or self.element_bytes)
+
+
+@lru_cache(maxsize=256)
+def decode(raw: bytes) -> TensorMap:
+    """The map in the first 64 bytes.
+
+    Raises:
+        IllegalOperation: names the field, what it holds and what is allowed.
+    """
+    address, word = struct.unpack_from("<QI", raw)
+    low_strides = struct.unpack_from("<4I", raw, 0x0C)
+    (high,) = struct.unpack_from("<I", raw, 0x1C)
+    sizes = struct.unpack_from("<5I", raw, 0x20)
+    (steps,) = struct.unpack_from("<I", raw, 0x34)
+    boxes = (raw[0x37], *raw[0x38:0x3C])
+    rank, code = (word >> 4 & 7) + 1, word >> 7 & 15
+    swizzle = _SWIZZLES.get((word >> 13 & 3, word >> 19 & 3))
+    problems = [
+        (rank > 5, f"rank {rank}; allowed: 1 to 5"),
+        (code not in ELEMENT_TYPES, f"element type {code}; allowed: 0 to 13"),
+        (swizzle is None, f"swizzle mode {word >> 13 & 3}, atomicity {word >> 19 & 3}, which the emulator does not have"),
+        (word >> 11 & 3 != 0, f"interleave {word >> 11 & 3}; the emulator has tile mode without interleave"),
+        (word & 0xF != 2, f"kind bits {word & 15:#x} in word 2 (no tiled tensor map was written here?)"),
+        (address % 16 != 0, f"global address {address:#x}, not a multiple of 16"),
+    ]
+    for wrong, text in problems:
+        if wrong:
+            raise IllegalOperation(f"tensor map with {text}")
+    assert swizzle is not None
+    name, bits = ELEMENT_TYPES[code]
+    strides = tuple((low | (high >> 4 * i & 15) << 32) << 4 for i, low in enumerate(low_strides))[: rank - 1]
+    dims = [s + 1 for s in sizes[:rank]]
+    box = [b + 1 for b in boxes[:rank]]
+    steps_ = [(steps >> 3 * i & 7) + 1 for i in range(rank)]
+    element_bytes, unit, padded = bits // 8, 1, 0
+    if bits < 8:
+        unit = 2 if name == "b4x16" else 16
+        element_bytes, padded = unit * bits // 8, 0 if name == "b4x16" else 16
+        if box[0] % unit or dims[0] % unit:
+            raise IllegalOperation(f"tensor map of {name}: box {box[0]} and size {dims[0]} of dimension 0 must be multiples of {unit}")
+        box[0] //= unit
+        dims[0] //= unit
+    steps_[0] = 1  # ignored without interleave
+    return TensorMap(
+        address, name, element_bytes, tuple(dims), (element_bytes, *strides), tuple(box), tuple(steps_), swizzle,
+        _NAN.get(name, 0) if word >> 15 & 1 else 0, code == 8, bool(word >> 16 & 1), unit, padded,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Box:
+    """The elements of one box: global addresses and which of them are inside the tensor; shape (d4, .., d1, d0)."""
+
+    addresses: np.ndarray
+    inside: np.ndarray
+
+
+def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | None = None) -> Box:
+    """Addresses of the box at `coordinates` (elements, innermost first; may be outside).
+
+    Args:
+        m: the map.
+        coordinates: one per dimension.
+        rows: for gather4 and scatter4: the four coordinates of dimension 1.
+    """
+    if len(coordinates) != m.rank:
+        raise IllegalOperation(f"{len(coordinates)} coordinates for a tensor map of rank {m.rank}")
+    if coordinates[0] % m.unit_elements:
+        raise IllegalOperation(f"coordinate {coordinates[0]} of dimension 0 must be a multiple of {m.unit_elements} for {m.type}")
+    start = (coordinates[0] // m.unit_elements, *coordinates[1:])
+    addresses: np.ndarray = np.array(m.address, np.int64)
+    inside: np.ndarray = np.array(True)
+    for d in reversed(range(m.rank)):
+        index = start[d] + np.arange(m.box_counts[d], dtype=np.int64) * m.element_strides[d]
+        if d == 1 and rows is not None:
+            index = np.array(rows, np.int64)
+        ok = (index >= 0) & (index < m.dims[d])
+        addresses = addresses[..., None] + index * m.strides_bytes[d]
+        inside = inside[..., None] & ok
+    return Box(addresses, inside)
+
+
+def check_box(box: Box, m: TensorMap, memory: GlobalMemory, what: str, *, write: bool) -> None:
+    """Raise OutOfBounds if an element inside the tensor is outside valid global memory."""
+    inside = box.addresses[box.inside]
+    if inside.size:
+        memory.check(inside.astype(np.uint64), 1, what, write=write)
+        memory.check((inside + (m.element_bytes - 1)).astype(np.uint64), 1, what, write=write)
+
+
+def read_box(box: Box, m: TensorMap, memory: GlobalMemory) -> np.ndarray:
+    """Bytes of the dense box, (elements, element_bytes) uint8; outside elements are the fill value."""
+    flat, inside = box.addresses.reshape(-1), box.inside.reshape(-1)
+    fill = np.frombuffer(int(m.fill).to_bytes(16, "little"), np.uint8)[: m.element_bytes]
+    out = np.empty((flat.size, m.element_bytes), np.uint8)
+    if m.element_bytes in (1, 2, 4, 8) and m.address % m.element_bytes == 0:
+        words = out.view(f"u{m.element_bytes}")[:, 0]
+        words[:] = fill.view(f"u{m.element_bytes}")[0]
+        words[inside] = memory.load(flat[inside].astype(np.uint64), m.element_bytes)
+    else:
+        out[:] = fill
+        out[inside] = memory.load((flat[inside][:, None] + np.arange(m.element_bytes)).astype(np.uint64), 1)
+    if m.tf32 or m.flush:
+        return _float_conversions(out.view(np.uint32), m).view(np.uint8)
+    return out
+
+
+def _float_conversions(bits: np.ndarray, m: TensorMap) -> np.ndarray:
+    """f32 with subnormals flushed, tf32 (that conversion rounds to nearest even is inferred)."""
+    if m.flush:
+        bits = np.where(bits & 0x7F800000 == 0, bits & np.uint32(0x80000000), bits)
+    if m.tf32:
+        finite = (bits & 0x7F800000) != 0x7F800000
+        bits = np.where(finite, bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)), bits) & np.uint32(0xFFFFE000)
+    return bits.astype(np.uint32)
+
+
+def shared_offsets(m: TensorMap, start: int, count: int) -> np.ndarray:
+    """Shared offset of each element (or padded group) of the dense box that begins at `start`, swizzled."""
+    size = m.padded_bytes or m.element_bytes
+    return m.swizzle(start + np.arange(count, dtype=np.int64) * size)
