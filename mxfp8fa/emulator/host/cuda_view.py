@@ -110,7 +110,7 @@ def unwrap(value: Any) -> Any:
 
 def is_cuda_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor made by `as_cuda` (or computed from one)."""
-    return "torch" in sys.modules and isinstance(value, cuda_tensor_class())
+    return sys.modules.get("torch") is not None and isinstance(value, cuda_tensor_class())
 
 
 def dlpack_extent(value: Any) -> tuple[int, int] | None:
@@ -123,7 +123,8 @@ def dlpack_extent(value: Any) -> tuple[int, int] | None:
         return value.data_ptr, _extent_bytes(value.shape, value.stride, value.element_type.width)
     if not hasattr(value, "__dlpack__") or not hasattr(value, "__dlpack_device__"):
         return None
-    tensor = _dltensor(value.__dlpack__())
+    capsule = value.__dlpack__()  # owns what `tensor` points to
+    tensor = _dltensor(capsule)
     shape = tensor.shape[: tensor.ndim]
     strides = tensor.strides[: tensor.ndim] if tensor.strides else None
     size_bytes = _extent_bytes(shape, strides, tensor.bits * tensor.lanes)

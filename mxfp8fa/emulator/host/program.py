@@ -28,7 +28,7 @@ _C_LIBRARY = (
     {"memcpy", "memmove", "memset", "memcmp", "strlen", "malloc", "calloc", "realloc", "free", "aligned_alloc"}
     | {"printf", "puts", "putchar", "snprintf", "fflush"}
     | {name + suffix for suffix in ("", "f") for name in ("ceil", "floor", "round", "rint", "trunc", "fmod", "fma")}
-    | {name + suffix for suffix in ("", "f") for name in ("exp", "exp2", "log", "log2", "pow", "sqrt", "sin", "cos", "tanh")}
+    | {name + suffix for suffix in ("", "f") for name in ("exp", "exp2", "log", "log2", "pow", "sqrt", "sin", "cos")}
 )
 # Functions of the DSL's runtime that host code can call and that have no meaning here; said in the error.
 _PURPOSES = {

@@ -120,8 +120,9 @@ class Event:
         return 1e3 * (end._recorded_s - self._recorded_s)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
+def _nothing() -> Callable[..., None]:
+    """A new function that does nothing: torch's compiler keeps a table of functions and refuses one under two names."""
+    return lambda *_, **__: None
 
 
 def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
@@ -141,13 +142,13 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
     replacements = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "init": _nothing,
+        "init": _nothing(),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "set_device": _nothing,
+        "set_device": _nothing(),
         "device": lambda *_: contextlib.nullcontext(),
-        "synchronize": _nothing,
-        "empty_cache": _nothing,
+        "synchronize": _nothing(),
+        "empty_cache": _nothing(),
         "get_device_capability": lambda *_: COMPUTE_CAPABILITY,
         "get_device_name": lambda *_: properties.name,
         "get_device_properties": lambda *_: properties,
