@@ -173,7 +173,8 @@ def test_subnormal_elements_count_with_the_minimum_exponent():
 
 
 def test_an_exact_zero_is_positive_and_a_truncated_one_keeps_its_sign():
-    zero = mma(row(-0.0), row(1.0), np.float32([[-0.0]]), accumulate="blackwell")
+    minus_zeros = np.full((1, 32), -0.0, np.float32)
+    zero = mma(minus_zeros, -minus_zeros, np.float32([[-0.0]]), accumulate="blackwell")
     assert zero.view(np.uint32) == 0
     # With C = 0 the unit is 2^-151, and the smallest float32 is 2^-149: a sum of one unit is truncated at the end, a
     # term of half a unit already before the sum.
