@@ -53,6 +53,15 @@ def test_scale_rules_rank_as_the_figure_says():
     assert db["rceil"] == pytest.approx(db["ceil"], abs=0.01)
 
 
+def test_scale_map_gives_every_element_the_scale_of_its_block():
+    """Row i, column group j holds 2^(i mod 7 + j); squares of 32 rows take the largest, i mod 7 = 6."""
+    i, j = np.arange(64)[:, None], np.arange(96)[None, :] // 32
+    study = blocks.scale_map(2.0 ** (i % 7 + j), "powers of two")
+    assert np.array_equal(study.scale_log2["1x32"], np.broadcast_to(i % 7 + j - 8, (64, 96)))
+    assert np.array_equal(study.scale_log2["square"], np.broadcast_to(6 + j - 8, (64, 96)))
+    assert study.scales == {"1x32": 64 * 3, "square": 2 * 3}
+
+
 def test_row_spread_is_free_up_to_12_binades_and_ruinous_at_20():
     study = blocks.row_spread(spreads=(0, 6, 10), size=256)
     assert study.mean_db["square"][:2] == pytest.approx(study.mean_db["1x32"][:2], abs=0.05)

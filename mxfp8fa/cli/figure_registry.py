@@ -31,6 +31,14 @@ def block() -> Figure:
     return fig_block(blocks.outlier_examples())
 
 
+def scale_map() -> Figure:
+    """A matrix with outlier channels and the scales that 1x32 and square blocks give it."""
+    from mxfp8fa.plots.blocks import fig_scale_map
+
+    inputs = blocks.example_inputs()[-1]
+    return fig_scale_map(blocks.scale_map(inputs.k[0, :128, 0], f"K of {inputs.name}, 128 tokens: {inputs.origin}"))
+
+
 def scale_rules() -> Figure:
     """The four scale rules: scale, error of the largest element, SQNR."""
     from mxfp8fa.plots.blocks import fig_scale_rules
@@ -93,6 +101,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     for function in (
         formats,
         block,
+        scale_map,
         scale_rules,
         row_spread,
         tensors,

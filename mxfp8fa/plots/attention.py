@@ -76,7 +76,7 @@ def fig_lengths(data: Mapping[str, Sweep], *, ax: Ax = None) -> Figure:
         ax,
         "Length costs next to nothing; wide logits cost 4 to 5 dB",
         "emulated",
-        "Gaussian, head_dim 128, 256 queries, one head, not causal, default options; grey band: the published range",
+        f"{next(iter(data.values())).parameters}; grey band: the published range",
     )
 
 
@@ -89,8 +89,9 @@ def fig_p_scale(data: Mapping[str, ScaleOfP], *, ax: Ax = None) -> Figure:
             color = style.TENSOR_COLORS[tensor]
             one.plot(study.offset_log2, study.db[tensor], marker=marker, color=color, label=f"{tensor}, constant scale")
         dynamic = [study.dynamic_db["O"]]
-        one.plot([9], dynamic, "o", mfc="white", color=style.TENSOR_COLORS["O"], label="O, dynamic scale")
-        one.set_xticks([*study.offset_log2, 9], [f"$2^{offset}$" for offset in study.offset_log2] + ["dynamic"])
+        one.plot([study.offset_log2[-1] + 1], dynamic, "o", mfc="white", color=style.TENSOR_COLORS["O"], label="O, dynamic scale")
+        labels = [f"$2^{offset}$" for offset in study.offset_log2]
+        one.set_xticks([*study.offset_log2, study.offset_log2[-1] + 1], [*labels, "dynamic"])
         one.set_title(label)
         one.set_xlabel("factor on stored P")
     axes[0].set_ylabel("SQNR against float64, dB")
@@ -100,7 +101,7 @@ def fig_p_scale(data: Mapping[str, ScaleOfP], *, ax: Ax = None) -> Figure:
         ax,
         "Unscaled P ruins dV; a constant factor of 2⁸ does as well as a dynamic scale",
         "emulated",
-        "Gaussian, head_dim 128, 1024 tokens, one head, not causal; the row maximum is stored as the factor itself",
+        next(iter(data.values())).parameters,
     )
 
 
@@ -135,7 +136,7 @@ def fig_codes(data: CodesOfP, *, ax: Ax = None) -> Figure:
         ax,
         f"A code is a logarithm: skipping the exponential costs {cost:.1f} dB at logit std 1 and less beyond",
         "emulated",
-        "direct code = round(8 (log2 P + 15 + c)), c = -0.05; right: Gaussian, head_dim 128, 512 tokens, one head",
+        data.parameters,
     )
 
 
@@ -163,5 +164,5 @@ def fig_leak(data: Leak, *, ax: Ax = None) -> Figure:
         ax,
         "Blocks over tokens let an outlier reach earlier rows; 1x32 along d leaks exactly nothing",
         "emulated",
-        "causal, Gaussian, head_dim 128, 64 tokens, rule rceil; change relative to the largest element of those rows",
+        data.parameters,
     )

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mxfp8fa.plots import style
-from mxfp8fa.studies.blocks import BlockExample, FormatGrid, QuantizedTensor, RowSpread, ScaleRules
+from mxfp8fa.studies.blocks import BlockExample, FormatGrid, QuantizedTensor, RowSpread, ScaleMap, ScaleRules
 
 FORMAT_COLORS = {"e4m3": style.BLUE, "e5m2": style.VERMILION}
 Ax = Axes | Sequence[Axes] | None
@@ -126,7 +126,36 @@ def fig_scale_rules(data: ScaleRules, *, ax: Ax = None) -> Figure:
         ax,
         "floor clips the largest element by up to 12.5 %, even by 10 %; rceil never clips, ceil wastes a bit to do so",
         "emulated",
-        "E4M3, 1x32 blocks; left and middle: one element per block, from 1 to 4; right: 512 x 1024 standard normals",
+        data.parameters,
+    )
+
+
+@style.styled
+def fig_scale_map(data: ScaleMap, *, ax: Ax = None) -> Figure:
+    """A matrix by magnitude, and the scales that 1x32 and square blocks give its elements. Three axes."""
+    axes = style.panels(3, ax, size=(11.0, 4.6), sharey=True)
+    with np.errstate(divide="ignore"):
+        magnitude = np.log2(np.abs(data.values))
+    top = np.ceil(magnitude.max())
+    # One colour scale in binades: a scale is 2^8 below the largest element that it serves.
+    panels = {"magnitude of the elements": magnitude}
+    panels |= {f"{kind}: {count} scales": data.scale_log2[kind] + 8 for kind, count in data.scales.items()}
+    for one, (label, binades) in zip(axes, panels.items(), strict=True):
+        image = one.imshow(binades, cmap="cividis", vmin=top - 9, vmax=top, aspect="auto", interpolation="nearest")
+        one.set_title(label)
+        one.set_xlabel("channel")
+        one.set_xticks(range(0, data.values.shape[1] + 1, 32))
+        one.grid(visible=False)
+    axes[0].set_ylabel("token")
+    axes[0].set_yticks(range(0, data.values.shape[0] + 1, 32))
+    style.colorbar(image, axes, "element, or the largest its scale fits")
+    return style.finish(
+        axes,
+        ax,
+        f"{data.values.size:,} elements need {data.scales['1x32']} scales in 1x32 blocks, "
+        f"{data.scales['square']} in squares",
+        "emulated",
+        data.parameters,
     )
 
 
@@ -150,7 +179,7 @@ def fig_row_spread(data: RowSpread, *, ax: Ax = None) -> Figure:
         ax,
         "Squares are free until rows in one tile differ by about 2¹²; then small rows vanish",
         "emulated",
-        "512 x 512 standard normals, rows times 2^U(-r, r), E4M3, rule rceil",
+        data.parameters,
     )
 
 

@@ -108,6 +108,25 @@ def panels(
     return axes
 
 
+def figure_of(ax: Axes) -> Figure:
+    """The figure an axes belongs to.
+
+    Raises:
+        ValueError: it belongs to a part of a figure, or to none.
+    """
+    figure = ax.get_figure()
+    if not isinstance(figure, Figure):
+        raise ValueError(f"ax belongs to {type(figure).__name__}; it must belong to a Figure")
+    return figure
+
+
+def colorbar(image: Any, axes: Sequence[Axes], label: str) -> None:
+    """One colour bar for all panels, ticks at powers of two (the image shows binades)."""
+    bar = figure_of(axes[0]).colorbar(image, ax=list(axes), label=label, pad=0.02)
+    low, high = (int(limit) for limit in image.get_clim())
+    bar.set_ticks(list(range(low, high + 1)), labels=[f"$2^{{{n}}}$" for n in range(low, high + 1)])
+
+
 def finish(axes: Sequence[Axes], ax: object, finding: str, kind: Kind, parameters: str) -> Figure:
     """Say above what the figure shows, and below of which kind its numbers are; returns the figure.
 
@@ -123,9 +142,7 @@ def finish(axes: Sequence[Axes], ax: object, finding: str, kind: Kind, parameter
     """
     label = "By definition" if kind == "definition" else kind.capitalize()
     caption = f"{label}: {parameters}"
-    figure = axes[0].get_figure()
-    if not isinstance(figure, Figure):
-        raise ValueError(f"ax belongs to {type(figure).__name__}; it must belong to a Figure")
+    figure = figure_of(axes[0])
     if ax is None:
         heading = textwrap.fill(finding, int(figure.get_figwidth() * 10.5))
         figure.suptitle(heading, x=0.01, ha="left", fontsize=12, fontweight="bold")

@@ -108,12 +108,14 @@ class ScaleRules:
         scale: rule -> (N,) scale value chosen for each amax.
         amax_error: rule -> (N,) relative error of the largest element itself, negative when it shrinks.
         gaussian_db: rule -> SQNR in dB of standard normal data in 1x32 blocks.
+        parameters: in words, for captions.
     """
 
     amax: NDArray[np.float32]
     scale: Mapping[str, NDArray[np.float64]]
     amax_error: Mapping[str, NDArray[np.float64]]
     gaussian_db: Mapping[str, float]
+    parameters: str
 
 
 def scale_rules(*, points: int = 1025, rows: int = 512, seed: int = 0) -> ScaleRules:
@@ -128,7 +130,42 @@ def scale_rules(*, points: int = 1025, rows: int = 512, seed: int = 0) -> ScaleR
         scale[rule] = decode(quantized.scale_e8m0[:, 0], E8M0).astype(np.float64)
         error[rule] = quantized.dequantize(np.float64)[:, 0] / amax - 1.0
         db[rule] = sqnr_db(quantize(gaussian, rule=rule).dequantize(), gaussian)
-    return ScaleRules(amax, scale, error, db)
+    parameters = f"E4M3, 1x32 blocks; one element per block from 1 to 4; SQNR of {rows} x 1024 standard normals"
+    return ScaleRules(amax, scale, error, db, parameters)
+
+
+@dataclass(frozen=True)
+class ScaleMap:
+    """One matrix and the scale of every element, for both kinds of blocks.
+
+    Attributes:
+        values: (tokens, D) the matrix.
+        scale_log2: block kind -> (tokens, D) log2 of the scale that an element shares.
+        scales: block kind -> how many scales there are.
+        parameters: in words, for captions.
+    """
+
+    values: NDArray[np.float32]
+    scale_log2: Mapping[str, NDArray[np.int64]]
+    scales: Mapping[str, int]
+    parameters: str
+
+
+def scale_map(values: ArrayLike, label: str) -> ScaleMap:
+    """Quantize a matrix in 1x32 and in square blocks and spread the scales over its elements.
+
+    Args:
+        values: (tokens, D), both multiples of 32.
+        label: what the matrix is, for captions.
+    """
+    matrix = np.asarray(values, np.float32)
+    log2, count = {}, {}
+    for kind, axes in {"1x32": (-1,), "square": (0, 1)}.items():
+        codes = quantize(matrix, axes=axes).scale_e8m0.astype(np.int64)
+        repeats = [32 if axis in (axes if len(axes) == 2 else (1,)) else 1 for axis in (0, 1)]
+        log2[kind] = codes.repeat(repeats[0], axis=0).repeat(repeats[1], axis=1) - E8M0.bias
+        count[kind] = codes.size
+    return ScaleMap(matrix, log2, count, f"{label}; E4M3, rule rceil")
 
 
 @dataclass(frozen=True)
@@ -139,11 +176,13 @@ class RowSpread:
         spread_log2: (N,) the r of each step.
         mean_db: block kind -> (N,) mean SQNR over rows.
         worst_db: block kind -> (N,) SQNR of the worst row.
+        parameters: in words, for captions.
     """
 
     spread_log2: NDArray[np.float64]
     mean_db: Mapping[str, NDArray[np.float64]]
     worst_db: Mapping[str, NDArray[np.float64]]
+    parameters: str
 
 
 def row_spread(*, spreads: Sequence[float] = (0, 2, 4, 5, 6, 7, 8, 9, 10), size: int = 512, seed: int = 0) -> RowSpread:
@@ -158,7 +197,8 @@ def row_spread(*, spreads: Sequence[float] = (0, 2, 4, 5, 6, 7, 8, 9, 10), size:
             rows[kind].append(row_sqnr_db(quantize(x, axes=axes).dequantize(), x))
     mean = {kind: np.array([db.mean() for db in steps]) for kind, steps in rows.items()}
     worst = {kind: np.array([db.min() for db in steps]) for kind, steps in rows.items()}
-    return RowSpread(np.asarray(spreads, np.float64), mean, worst)
+    parameters = f"{size} x {size} standard normals, rows times 2^U(-r, r), E4M3, rule rceil"
+    return RowSpread(np.asarray(spreads, np.float64), mean, worst, parameters)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ class Sweep:
     Attributes:
         x: (N,) the parameter.
         db: curve name -> (N,) SQNR in dB.
+        parameters: in words, for captions.
     """
 
     x: NDArray[np.float64]
     db: Mapping[str, NDArray[np.float64]]
+    parameters: str
 
 
 def sqnr_by_length(
@@ -38,7 +40,8 @@ def sqnr_by_length(
         inputs = synthetic_llm(seqlen_q=256, seqlen_k=length, num_heads_q=1, logit_std=logit_std, seed=seed)
         for entry in Case(inputs).sqnr(AttentionOptions()):
             columns[entry.tensor].append(entry.db)
-    return Sweep(np.array(lengths, np.float64), {tensor: np.array(db) for tensor, db in columns.items()})
+    parameters = "Gaussian, head_dim 128, 256 queries, one head, not causal, default options"
+    return Sweep(np.array(lengths, np.float64), {t: np.array(db) for t, db in columns.items()}, parameters)
 
 
 @dataclass(frozen=True)
@@ -49,21 +52,24 @@ class ScaleOfP:
         offset_log2: (N,) log2 of the factor on stored P.
         db: tensor -> (N,) SQNR in dB.
         dynamic_db: tensor -> SQNR in dB with one scale per 32 of P, taken from block maxima of S.
+        parameters: in words, for captions.
     """
 
     offset_log2: NDArray[np.int64]
     db: Mapping[str, NDArray[np.float64]]
     dynamic_db: Mapping[str, float]
+    parameters: str
 
 
 def scale_of_p(*, seqlen: int = 1024, logit_std: float = 1.0, seed: int = 0) -> ScaleOfP:
-    """SQNR with P stored as 2^offset P, offset 0 to 8, and with dynamic scales; one head, head_dim 128."""
+    """SQNR with P stored as 2^offset P and with dynamic scales; one head, head_dim 128."""
     case = Case(synthetic_llm(seqlen_q=seqlen, num_heads_q=1, logit_std=logit_std, seed=seed))
-    offsets = range(9)
+    offsets = (0, 1, 2, 3, 4, 6, 8)
     runs = [case.sqnr(AttentionOptions(p_offset=offset)) for offset in offsets]
     db = {t: np.array([run[i].db for run in runs]) for i, t in enumerate(TENSORS)}
     dynamic = {entry.tensor: entry.db for entry in case.sqnr(AttentionOptions(p_scale="dynamic"))}
-    return ScaleOfP(np.array(offsets), db, dynamic)
+    parameters = f"Gaussian, head_dim 128, {seqlen} tokens, one head, not causal; other options at their defaults"
+    return ScaleOfP(np.array(offsets), db, dynamic, parameters)
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class CodesOfP:
         relative_error: the same names -> (N,) stored P over P, less 1.
         sqnr: by logit standard deviation, one curve per way of making O, operands quantized as in the real case.
         p_only: the same with Q, K and V exactly representable, so that only P is approximate.
+        parameters: in words, for captions.
     """
 
     log2_p: NDArray[np.float64]
@@ -83,6 +90,7 @@ class CodesOfP:
     relative_error: Mapping[str, NDArray[np.float64]]
     sqnr: Sweep
     p_only: Sweep
+    parameters: str
 
 
 # Curve name -> options; the direct share is the part of the columns that skip the exponential.
@@ -105,7 +113,10 @@ def codes_of_p(*, logit_stds: Sequence[float] = (1, 2, 4, 8), seqlen: int = 512,
     error = {way: decode(code, "e4m3") / np.exp2(log2_p + 8) - 1 for way, code in codes.items()}
     real, p_only = ([_ways(logit_std, seqlen, seed, exact) for logit_std in logit_stds] for exact in (False, True))
     x = np.asarray(logit_stds, np.float64)
-    return CodesOfP(log2_p, codes, error, Sweep(x, _columns(real)), Sweep(x, _columns(p_only)))
+    about = f"Gaussian, head_dim 128, {seqlen} tokens, one head, not causal"
+    sqnr, only = (Sweep(x, _columns(rows), about) for rows in (real, p_only))
+    parameters = f"direct code = round(8 (log2 P + 15 + c)), c = {bias:g}; {about}"
+    return CodesOfP(log2_p, codes, error, sqnr, only, parameters)
 
 
 def _ways(logit_std: float, seqlen: int, seed: int, representable: bool) -> dict[str, float]:
@@ -133,10 +144,12 @@ class Leak:
         gain: (N,) factor on token 31.
         change: what was multiplied, and its blocks -> (N,) largest change of O over rows 0 to 30, relative to the
             largest element of O there. Zero is what a causal mask promises.
+        parameters: in words, for captions.
     """
 
     gain: NDArray[np.float64]
     change: Mapping[str, NDArray[np.float64]]
+    parameters: str
 
 
 LEAK_WAYS = {
@@ -164,7 +177,8 @@ def causal_leak(gains: Sequence[float] = LEAK_GAINS, *, seed: int = 0) -> Leak:
             after = _early_rows(replace(inputs, **{name: x}), options)
             changed.append(float(np.abs(after - before).max() / np.abs(before).max()))
         change[way] = changed
-    return Leak(np.asarray(gains, np.float64), {way: np.array(values) for way, values in change.items()})
+    parameters = "causal, Gaussian, head_dim 128, 64 tokens, rule rceil; relative to the largest element of these rows"
+    return Leak(np.asarray(gains, np.float64), {way: np.array(v) for way, v in change.items()}, parameters)
 
 
 def _early_rows(inputs: AttentionInputs, options: AttentionOptions) -> NDArray[np.float32]:
