@@ -1,8 +1,8 @@
 """The emulator's front door: run a compiled CuTe DSL function, a whole program, or a PTX text on the CPU.
 
-    report = run(compiled, a, b, c)                  # c holds the result
-    with active() as report: program()               # every compiled function called in here runs in the emulator
-    report = run_ptx(ptx, "kernel", grid=..., block=..., params=[...])
+report = run(compiled, a, b, c)                  # c holds the result
+with active() as report: program()               # every compiled function called in here runs in the emulator
+report = run_ptx(ptx, "kernel", grid=..., block=..., params=[...])
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ def run_ptx(
     return report
 
 
-def _run_call(call: HostCall, options: Options, allow: Sequence[Any], show: Callable[[str], None] | None, report: Report) -> None:
+def _run_call(
+    call: HostCall, options: Options, allow: Sequence[Any], show: Callable[[str], None] | None, report: Report
+) -> None:
     from mxfp8fa.emulator.host import Device
 
     ranges = call.memory_ranges(allow)
@@ -155,8 +157,16 @@ def _launch(
     machine = run_machine(program, spec, memory, options, None if show is None else _ticker(program, spec, show))
     report.launches.append(
         LaunchReport(
-            program.kernel.name, spec.grid, spec.block, spec.cluster, spec.smem_bytes, program.opcode_counts(),
-            dict(machine.bytes_moved), time.perf_counter() - start, options.schedule, options.seed,
+            program.kernel.name,
+            spec.grid,
+            spec.block,
+            spec.cluster,
+            spec.smem_bytes,
+            program.opcode_counts(),
+            dict(machine.bytes_moved),
+            time.perf_counter() - start,
+            options.schedule,
+            options.seed,
         )  # fmt: skip
     )
 
@@ -179,7 +189,9 @@ def _ticker(program: Program, spec: LaunchSpec, show: Callable[[str], None]) -> 
         if now - last >= _PROGRESS_EVERY_SECONDS:
             last = now
             done = machine.finished_clusters * size
-            show(f"{program.kernel.name}: {done} of {total} CTAs, {machine.instructions:,} warp-instructions, {now - started:.0f} s")
+            show(
+                f"{program.kernel.name}: {done} of {total} CTAs, {machine.instructions:,} warp-instructions, {now - started:.0f} s"
+            )
 
     return tick
 

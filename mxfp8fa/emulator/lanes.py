@@ -155,5 +155,3 @@ def compile_graph(outputs: Sequence[Value], argument_types: Sequence[str]) -> Ca
     scope |= constants
     exec(compile(text, "<lanes>", "exec"), scope)  # the source is written above, from typed primitives only
     return scope["evaluate"]
-
-

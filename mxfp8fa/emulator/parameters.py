@@ -28,7 +28,9 @@ def pack_parameters(kernel: Kernel, values: Sequence[Any]) -> tuple[bytes, list[
     """
     if len(values) != len(kernel.params):
         names = ", ".join(f".{p.type} {p.name}" for p in kernel.params) or "none"
-        raise ValueError(f"kernel {kernel.name} has {len(kernel.params)} parameters ({names}), {len(values)} were given")
+        raise ValueError(
+            f"kernel {kernel.name} has {len(kernel.params)} parameters ({names}), {len(values)} were given"
+        )
     block = bytearray(kernel.param_bytes)
     ranges: list[MemoryRange] = []
     for i, (parameter, value) in enumerate(zip(kernel.params, values, strict=True)):
@@ -61,4 +63,4 @@ def _pack(parameter: Variable, value: Any, what: str) -> tuple[bytes, list[Memor
     if size != 8:
         raise ValueError(f"{what} has {size} bytes: the address of an array needs 8")
     address = value.ctypes.data if isinstance(value, np.ndarray) else int(value.data_ptr())
-    return address.to_bytes(8, "little"), list(allowed_range(value))
+    return address.to_bytes(8, "little"), [r._replace(name=what) for r in allowed_range(value)]

@@ -47,7 +47,8 @@ class LaunchReport:
             f"  {shape}, {self.smem_bytes} bytes of dynamic shared memory, schedule {self.schedule}"
             + (f" (seed {self.seed})" if self.schedule == "random" else ""),
             f"  {self.warp_instructions:,} warp-instructions emulated in {self.seconds:.2f} s ({rate:,.0f} a second)",
-            "  " + (", ".join(f"{kind} {n:,} B" for kind, n in sorted(self.bytes_moved.items())) or "no memory traffic"),
+            "  "
+            + (", ".join(f"{kind} {n:,} B" for kind, n in sorted(self.bytes_moved.items())) or "no memory traffic"),
         ]
         common = self.counts.most_common(_SHOWN_OPCODES)
         lines += [f"    {n:>12,}  {mnemonic}" for mnemonic, n in common]

@@ -20,7 +20,16 @@ UNSIGNED = ("u8", "u16", "u32", "u64")
 SIGNED = ("s8", "s16", "s32", "s64")
 FLOATS = ("f16", "f32", "f64")
 BITS = {"pred": 1} | {t: int(t[1:]) for t in UNSIGNED + SIGNED + FLOATS}
-RAW = {"b8": "u8", "b16": "u16", "b32": "u32", "b64": "u64", "bf16": "u16", "f16x2": "u32", "bf16x2": "u32", "f32x2": "u64"}
+RAW = {
+    "b8": "u8",
+    "b16": "u16",
+    "b32": "u32",
+    "b64": "u64",
+    "bf16": "u16",
+    "f16x2": "u32",
+    "bf16x2": "u32",
+    "f32x2": "u64",
+}
 
 
 def value_type(ptx_type: str) -> str:
@@ -128,10 +137,7 @@ class Value:
         return self if t == self.type else Value("to", t, (self,))
 
 
-PRIMITIVES = (
-    "add sub mul and or xor not neg shl shr eq ne lt le bits to select divide remainder popc "
-    "float_div sqrt fma fma_sign rint floor ceil trunc exp2 log2 rsqrt tanh sin cos gather ballot lane"
-).split()
+PRIMITIVES = ["add", "sub", "mul", "and", "or", "xor", "not", "neg", "shl", "shr", "eq", "ne", "lt", "le", "bits", "to", "select", "divide", "remainder", "popc", "float_div", "sqrt", "fma", "fma_sign", "rint", "floor", "ceil", "trunc", "exp2", "log2", "rsqrt", "tanh", "sin", "cos", "gather", "ballot", "lane"]
 
 
 def _as(t: str, x: Value | int) -> Value:

@@ -63,15 +63,23 @@ class MatrixDescriptor:
 
     def encode(self) -> int:
         """The 64 bits."""
-        for name, value in (("start", self.start_bytes), ("leading", self.leading_bytes), ("stride", self.stride_bytes)):
+        for name, value in (
+            ("start", self.start_bytes),
+            ("leading", self.leading_bytes),
+            ("stride", self.stride_bytes),
+        ):
             if value % _UNIT_BYTES or not 0 <= value < _UNIT_BYTES << _ADDRESS_BITS:
-                raise ValueError(f"{name}_bytes = {value}; allowed: multiples of 16 below {_UNIT_BYTES << _ADDRESS_BITS}")
+                raise ValueError(
+                    f"{name}_bytes = {value}; allowed: multiples of 16 below {_UNIT_BYTES << _ADDRESS_BITS}"
+                )
         mode = next(m for m, s in SWIZZLE_MODES.items() if s == self.swizzle)
         fields = (self.start_bytes // 16) | (self.leading_bytes // 16) << 16 | (self.stride_bytes // 16) << 32
         return fields | 1 << 46 | mode << 61
 
 
-def byte_addresses(d: MatrixDescriptor, rows: int, k_bytes: int, element_bytes: int, *, mn_major: bool) -> NDArray[np.int64]:
+def byte_addresses(
+    d: MatrixDescriptor, rows: int, k_bytes: int, element_bytes: int, *, mn_major: bool
+) -> NDArray[np.int64]:
     """Shared addresses of a matrix operand's elements.
 
     Args:
@@ -94,14 +102,18 @@ def byte_addresses(d: MatrixDescriptor, rows: int, k_bytes: int, element_bytes: 
     return d.swizzle(d.start_bytes + plain)
 
 
-def _k_major(d: MatrixDescriptor, row: NDArray[np.int64], k: NDArray[np.int64], element_bytes: int) -> NDArray[np.int64]:
+def _k_major(
+    d: MatrixDescriptor, row: NDArray[np.int64], k: NDArray[np.int64], element_bytes: int
+) -> NDArray[np.int64]:
     byte = k * element_bytes
     if d.swizzle is NONE:  # columns of 16 bytes, LBO apart; LBO 0 counts as 16 (inferred)
         return row % 8 * 16 + row // 8 * d.stride_bytes + byte // 16 * max(d.leading_bytes, 16) + byte % 16
     return row % 8 * d.swizzle.span_bytes + row // 8 * d.stride_bytes + byte
 
 
-def _mn_major(d: MatrixDescriptor, row: NDArray[np.int64], k: NDArray[np.int64], element_bytes: int) -> NDArray[np.int64]:
+def _mn_major(
+    d: MatrixDescriptor, row: NDArray[np.int64], k: NDArray[np.int64], element_bytes: int
+) -> NDArray[np.int64]:
     byte, span = row * element_bytes, d.swizzle.span_bytes
     if d.swizzle is NONE:
         return byte % 16 + byte // 16 * d.stride_bytes + k % 8 * 16 + k // 8 * d.leading_bytes

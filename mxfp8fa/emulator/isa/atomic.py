@@ -39,7 +39,9 @@ def dec(a: Value, b: Value, *, type: str) -> Value:
 def _combine(op: str, type: str, space: str) -> Callable[..., tuple[np.ndarray, ...]]:
     """The lane function of old op b."""
     if type in FLOAT_TYPES:
-        flush = type == "f32" and op == "add" and space == "global"  # PTX ISA: atom.add.f32 on global flushes subnormals
+        flush = (
+            type == "f32" and op == "add" and space == "global"
+        )  # PTX ISA: atom.add.f32 on global flushes subnormals
         return lane_function(f"{op}{'.ftz' if flush else ''}.{type}")
     if op in ("add", "min", "max"):
         type = "u" + type[1:] if type[0] == "b" else type
@@ -55,38 +57,60 @@ def _place(space: str, bits: int, a: np.ndarray) -> str:
     return "shared::cluster" if (a[lanes_of(bits)] >= SHARED_WINDOW).all() else "global"
 
 
-def _atomic(warp: Warp, bits: int, ss: str | None, a: np.ndarray, values: Any, op: str, type: str) -> list[access.Tracked]:
+def _atomic(
+    warp: Warp, bits: int, ss: str | None, a: np.ndarray, values: Any, op: str, type: str
+) -> list[access.Tracked]:
     space = space_of(ss)
     size = BITS[value_type(type)] // 8
     words = values if isinstance(values, list) else [values]
     combine = _combine(op, type, _place(space, bits, a))
     return [
-        access.update(warp, bits, space, a + np.uint64(i * size), size, lambda now, old, w=word: combine(lanes_of(now), old, w)[0])
+        access.update(
+            warp, bits, space, a + np.uint64(i * size), size, lambda now, old, w=word: combine(lanes_of(now), old, w)[0]
+        )
         for i, word in enumerate(words)
     ]
 
 
 @machine("atom{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type d, [a], b{, e:b64}", op=INTEGER_OPS, type=INTEGER_TYPES, section="9.7.13 atom", **MODS)  # fmt: skip
 @machine("atom{.sem}{.scope}{.ss}.op{.noftz}{.L2::cache_hint}{.vec}.type d, [a], b{, e:b64}", op=("add", "min", "max"), vec=("v2", "v4", "v8"), type=FLOAT_TYPES, section="9.7.13 atom", **MODS)  # fmt: skip
-def atom(warp: Warp, bits: int, a: np.ndarray, b: Any, e: Any = None, *, op: str, type: str, ss: str | None = None, **_: Any) -> Any:
+def atom(
+    warp: Warp, bits: int, a: np.ndarray, b: Any, e: Any = None, *, op: str, type: str, ss: str | None = None, **_: Any
+) -> Any:
     """d = [a]; [a] = [a] op b, atomically (lanes in ascending order)."""
     return _atomic(warp, bits, ss, a, b, op, type)
 
 
 @machine("red{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type [a], b{, e:b64}", op=INTEGER_OPS, type=INTEGER_TYPES, section="9.7.13 red", **MODS)  # fmt: skip
 @machine("red{.sem}{.scope}{.ss}.op{.noftz}{.L2::cache_hint}{.vec}.type [a], b{, e:b64}", op=("add", "min", "max"), vec=("v2", "v4", "v8"), type=FLOAT_TYPES, section="9.7.13 red", **MODS)  # fmt: skip
-def red(warp: Warp, bits: int, a: np.ndarray, b: Any, e: Any = None, *, op: str, type: str, ss: str | None = None, **_: Any) -> None:
+def red(
+    warp: Warp, bits: int, a: np.ndarray, b: Any, e: Any = None, *, op: str, type: str, ss: str | None = None, **_: Any
+) -> None:
     """[a] = [a] op b, atomically (lanes in ascending order)."""
     _atomic(warp, bits, ss, a, b, op, type)
 
 
-@machine("atom{.sem}{.scope}{.ss}.exch{.L2::cache_hint}.type d, [a], b{, e:b64}", type=("b32", "b64"), section="9.7.13 atom", **MODS)
-def atom_exch(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, e: Any = None, *, type: str, ss: str | None = None, **_: Any) -> Any:
+@machine(
+    "atom{.sem}{.scope}{.ss}.exch{.L2::cache_hint}.type d, [a], b{, e:b64}",
+    type=("b32", "b64"),
+    section="9.7.13 atom",
+    **MODS,
+)
+def atom_exch(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, e: Any = None, *, type: str, ss: str | None = None, **_: Any
+) -> Any:
     """d = [a]; [a] = b, atomically."""
     return access.update(warp, bits, space_of(ss), a, BITS[value_type(type)] // 8, lambda now, old: b)
 
 
-@machine("atom{.sem}{.scope}{.ss}.cas{.L2::cache_hint}.type d, [a], b, c{, e:b64}", type=("b16", "b32", "b64"), section="9.7.13 atom", **MODS)
+@machine(
+    "atom{.sem}{.scope}{.ss}.cas{.L2::cache_hint}.type d, [a], b, c{, e:b64}",
+    type=("b16", "b32", "b64"),
+    section="9.7.13 atom",
+    **MODS,
+)
 def atom_cas(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, e: Any = None, *, type: str, ss: str | None = None, **_: Any) -> Any:  # fmt: skip
     """d = [a]; [a] = c if it equals b, atomically."""
-    return access.update(warp, bits, space_of(ss), a, BITS[value_type(type)] // 8, lambda now, old: np.where(old == b, c, old))
+    return access.update(
+        warp, bits, space_of(ss), a, BITS[value_type(type)] // 8, lambda now, old: np.where(old == b, c, old)
+    )

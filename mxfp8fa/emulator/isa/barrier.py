@@ -29,7 +29,12 @@ def named(warp: Warp, bits: int, number: np.ndarray) -> NamedBarrier:
 
 
 def synchronise(
-    warp: Warp, bits: int, barrier: NamedBarrier, count: np.ndarray | None, aligned: bool, predicate: np.ndarray | None = None
+    warp: Warp,
+    bits: int,
+    barrier: NamedBarrier,
+    count: np.ndarray | None,
+    aligned: bool,
+    predicate: np.ndarray | None = None,
 ) -> Outcome | None:
     """Arrive once, then block until the barrier's phase completes."""
     group = warp.group
@@ -52,7 +57,9 @@ def bar_sync(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray | None = None, 
 
 
 @machine("barrier{.cta}.sync a{, b}", section="9.7.13 barrier")
-def barrier_sync(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray | None = None, *, cta: bool = False) -> Outcome | None:
+def barrier_sync(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray | None = None, *, cta: bool = False
+) -> Outcome | None:
     """As bar.sync; the threads of a warp may arrive one by one."""
     return synchronise(warp, bits, named(warp, bits, a), b, False)
 
@@ -73,7 +80,9 @@ def barrier_arrive(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, cta: 
     named(warp, bits, a).arrive(warp, bits, uniform(bits, b, "the thread count of a barrier"))
 
 
-def _reduce(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray | None, c: np.ndarray, aligned: bool) -> Outcome | tuple[int, int]:
+def _reduce(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray | None, c: np.ndarray, aligned: bool
+) -> Outcome | tuple[int, int]:
     barrier = named(warp, bits, a)
     outcome = synchronise(warp, bits, barrier, b, aligned, c & lanes_of(bits))
     return outcome if outcome is not None else (barrier.finished.true, barrier.finished.seen)
@@ -113,7 +122,9 @@ def bar_red(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, op: str, cta
 
 @machine("bar{.cta}.red.op.pred p, a:u32, b:u32, c", op=("and", "or"), section="9.7.13 bar")
 @machine("barrier{.cta}.red.op.aligned.pred p, a:u32, b:u32, c", op=("and", "or"), section="9.7.13 barrier")
-def bar_red_count(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, cta: bool = False) -> Any:
+def bar_red_count(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, cta: bool = False
+) -> Any:
     """p = c of all (and) or of any (or) of the b threads, after all have arrived."""
     return _all_any(_reduce(warp, bits, a, b, c, True), op)
 
@@ -147,20 +158,33 @@ _FENCE = "ordering: memory is sequentially consistent here, so a fence changes n
 _SCOPE = ("cta", "cluster", "gpu", "sys")
 
 
-@machine("fence{.sem}.scope", sem=("sc", "acq_rel", "acquire", "release"), scope=_SCOPE, section="9.7.13 fence", not_modelled=_FENCE)
+@machine(
+    "fence{.sem}.scope",
+    sem=("sc", "acq_rel", "acquire", "release"),
+    scope=_SCOPE,
+    section="9.7.13 fence",
+    not_modelled=_FENCE,
+)
 @machine("fence.sem.sync_restrict::place{.cluster}", sem=("acquire", "release"), place=("shared::cta", "shared::cluster"), section="9.7.13 fence", not_modelled=_FENCE)  # fmt: skip
-@machine("fence.op_restrict.release.cluster", op_restrict=("mbarrier_init",), section="9.7.13 fence", not_modelled=_FENCE)
+@machine(
+    "fence.op_restrict.release.cluster", op_restrict=("mbarrier_init",), section="9.7.13 fence", not_modelled=_FENCE
+)
 @machine("fence.proxy.which", which=("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"), section="9.7.13 fence.proxy", not_modelled=_FENCE)  # fmt: skip
 @machine("fence.proxy.async::generic.sem.sync_restrict::place.cluster", sem=("acquire", "release"), place=("shared::cta", "shared::cluster"), section="9.7.13 fence.proxy", not_modelled=_FENCE)  # fmt: skip
-@machine("fence.proxy.tensormap::generic.release.scope", scope=_SCOPE, section="9.7.13 fence.proxy", not_modelled=_FENCE)
+@machine(
+    "fence.proxy.tensormap::generic.release.scope", scope=_SCOPE, section="9.7.13 fence.proxy", not_modelled=_FENCE
+)
 @machine("membar.level", level=("cta", "gl", "sys"), section="9.7.13 membar", not_modelled=_FENCE)
 @machine("membar.proxy.which", which=("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"), section="9.7.13 membar", not_modelled=_FENCE)  # fmt: skip
 def fence(warp: Warp, bits: int, **_: Any) -> None:
     """Order memory accesses."""
 
 
-@machine("fence.proxy.tensormap::generic.acquire.scope [a], b", scope=_SCOPE, section="9.7.13 fence.proxy", not_modelled=_FENCE)
+@machine(
+    "fence.proxy.tensormap::generic.acquire.scope [a], b",
+    scope=_SCOPE,
+    section="9.7.13 fence.proxy",
+    not_modelled=_FENCE,
+)
 def fence_acquire(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, **_: Any) -> None:
     """Order accesses to a tensor map of b bytes at [a]."""
-
-

@@ -33,7 +33,11 @@ def call(instruction: syntax.Instruction, program: Any, *, uni: bool = False) ->
         raise UnsupportedInstruction(f"`{instruction}`: only vprintf and __assertfail can be called")
     places = [program.address_of(a) for a in arguments.items if isinstance(a, syntax.Symbol)]
     returned = instruction.operands[0]
-    result = program.address_of(returned.items[0]) if len(instruction.operands) == 3 and isinstance(returned, syntax.Arguments) else None
+    result = (
+        program.address_of(returned.items[0])
+        if len(instruction.operands) == 3 and isinstance(returned, syntax.Arguments)
+        else None
+    )
     handler = handlers[name]
 
     def step(warp: Warp, bits: int) -> None:

@@ -76,7 +76,10 @@ def leave(instruction: syntax.Instruction, program: Any, *, uni: bool = False) -
 @machine("trap", section="9.7.19 trap")
 def trap(warp: Warp, bits: int) -> None:
     """Abort the kernel."""
-    raise Trap("the kernel executed trap (an assertion, or a path the compiler thinks impossible)", lane=int(indices_of(bits)[0]))
+    raise Trap(
+        "the kernel executed trap (an assertion, or a path the compiler thinks impossible)",
+        lane=int(indices_of(bits)[0]),
+    )
 
 
 @machine("brkpt", section="9.7.19 brkpt", not_modelled="debuggers")
@@ -91,7 +94,12 @@ def nanosleep(warp: Warp, bits: int, a: np.ndarray) -> Outcome:
     return Outcome.YIELD
 
 
-@machine("setmaxnreg.op.sync.aligned.u32 a", op=("inc", "dec"), section="9.7.19.5 setmaxnreg", not_modelled="the register pool: an increase never waits")
+@machine(
+    "setmaxnreg.op.sync.aligned.u32 a",
+    op=("inc", "dec"),
+    section="9.7.19.5 setmaxnreg",
+    not_modelled="the register pool: an increase never waits",
+)
 def setmaxnreg(warp: Warp, bits: int, a: np.ndarray, *, op: str) -> Outcome | None:
     """Change the registers per thread to a, a multiple of 8 from 24 to 256."""
     if not warp.converged(warp.live, "setmaxnreg"):

@@ -38,7 +38,9 @@ def _copy(warp: Warp, bits: int, to: np.ndarray, source: np.ndarray, size: int, 
     lanes = indices_of(bits)
     too_long = read_bytes[lanes] > size
     if too_long.any():
-        raise IllegalOperation(f"cp.async with src-size above cp-size {size}", lane=int(lanes[np.nonzero(too_long)[0][0]]))
+        raise IllegalOperation(
+            f"cp.async with src-size above cp-size {size}", lane=int(lanes[np.nonzero(too_long)[0][0]])
+        )
     machine, site = warp.machine, warp.site(warp.group.pc)
     destination = [access.shared_word(warp, "shared::cta", int(to[i]), size, "cp.async") for i in lanes]
     for i in lanes:
@@ -63,7 +65,12 @@ def _copy(warp: Warp, bits: int, to: np.ndarray, source: np.ndarray, size: int, 
 
 
 _CP = "cp.async.cop.ss.global{.L2::cache_hint}{.size} [d], [a], b"
-_CP_MODS: dict[str, Any] = {"cop": ("ca", "cg"), "ss": ("shared", "shared::cta"), "size": PREFETCH, "section": "9.7.9.25 cp.async"}
+_CP_MODS: dict[str, Any] = {
+    "cop": ("ca", "cg"),
+    "ss": ("shared", "shared::cta"),
+    "size": PREFETCH,
+    "section": "9.7.9.25 cp.async",
+}
 
 
 @machine(_CP, **_CP_MODS, not_modelled="caches; cp.async operations of one thread complete in order")
@@ -80,7 +87,9 @@ def cp_async_size(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.nda
 
 
 @machine(_CP + ", c:pred", **_CP_MODS, not_modelled="caches; cp.async operations of one thread complete in order")
-def cp_async_ignore(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, **_: Any) -> None:
+def cp_async_ignore(
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, **_: Any
+) -> None:
     """As cp.async, but zeros are written where c (ignore-src) holds."""
     size = int(b[0])
     _copy(warp, bits, d, a, size, np.where(c, 0, size))
@@ -108,18 +117,22 @@ def wait_all(warp: Warp, bits: int) -> Outcome | None:
     return None
 
 
-@machine("cp.async.mbarrier.arrive{.noinc}{.ss}.b64 [a]", ss=("shared", "shared::cta"), section="9.7.13.15 cp.async.mbarrier.arrive")
+@machine(
+    "cp.async.mbarrier.arrive{.noinc}{.ss}.b64 [a]",
+    ss=("shared", "shared::cta"),
+    section="9.7.13.15 cp.async.mbarrier.arrive",
+)
 def mbarrier_arrive(warp: Warp, bits: int, a: np.ndarray, *, noinc: bool = False, ss: str | None = None) -> None:
     """Arrive on [a] once the thread's prior cp.async operations are complete; without .noinc one more arrival is expected first."""
     by, site, machine = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
     targets = [access.shared_word(warp, "shared::cta", int(a[lane]), 8, "mbarrier") for lane in indices_of(bits)]
     if not noinc:
         for cta, offset in targets:
-            mbarriers.change(warp, cta, offset, lambda m: m.expect_one_more(), by)
+            mbarriers.change(cta, offset, lambda m: m.expect_one_more(), by)
 
     def run() -> None:
         for cta, offset in targets:
-            mbarriers.change(None, cta, offset, lambda m: m.arrive(), by + " (cp.async)")
+            mbarriers.change(cta, offset, lambda m: m.arrive(), by + " (cp.async)")
 
     machine.asynchronous.issue(AsyncOp(_queue(warp), run, site, "cp.async.mbarrier.arrive"))
 
@@ -128,11 +141,21 @@ _REMOTE = ("b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
 
 
 @machine("st.async{.weak}{.ss}.mbarrier::complete_tx::bytes{.vec}.type [d], b, [c]", ss=("shared::cluster",), vec=("v2", "v4"), type=_REMOTE, section="9.7.9.12 st.async")  # fmt: skip
-def st_async(warp: Warp, bits: int, d: np.ndarray, b: Any, c: np.ndarray, *, type: str, vec: str | None = None, **_: Any) -> None:
+def st_async(
+    warp: Warp, bits: int, d: np.ndarray, b: Any, c: np.ndarray, *, type: str, vec: str | None = None, **_: Any
+) -> None:
     """[d] = b in a CTA of the cluster, asynchronously; then the mbarrier [c] of that CTA completes as many bytes."""
     words = b if isinstance(b, list) else [b]
     size = words_of(type, vec)[0] * len(words)
-    _remote(warp, bits, d, c, size, lambda one: access.store(warp, one, "shared::cluster", d, [(w, None) for w in words]), "st.async")
+    _remote(
+        warp,
+        bits,
+        d,
+        c,
+        size,
+        lambda one: access.store(warp, one, "shared::cluster", d, [(w, None) for w in words]),
+        "st.async",
+    )
 
 
 @machine(
@@ -140,7 +163,9 @@ def st_async(warp: Warp, bits: int, d: np.ndarray, b: Any, c: np.ndarray, *, typ
     scope=("cluster",), ss=("shared::cluster",), op=("add", "min", "max", "inc", "dec", "and", "or", "xor"),
     type=("u32", "s32", "u64", "b32"), section="9.7.13.7 red.async",
 )  # fmt: skip
-def red_async(warp: Warp, bits: int, d: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, type: str, **_: Any) -> None:
+def red_async(
+    warp: Warp, bits: int, d: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, type: str, **_: Any
+) -> None:
     """[d] = [d] op b in a CTA of the cluster, asynchronously; then the mbarrier [c] of that CTA completes as many bytes."""
     size = BITS[value_type(type)] // 8
     combine = lane_function(f"{op}.{type}")
@@ -160,8 +185,6 @@ def _remote(warp: Warp, bits: int, to: np.ndarray, barrier: np.ndarray, size: in
 
         def run(lane: int = int(lane), target: Any = target) -> None:
             write(1 << lane)
-            mbarriers.change(None, *target, lambda m: m.complete_tx(size), f"{by} ({what})")
+            mbarriers.change(*target, lambda m: m.complete_tx(size), f"{by} ({what})")
 
         warp.machine.asynchronous.issue(AsyncOp((what, id(warp), int(lane)), run, site, what))
-
-

@@ -23,7 +23,9 @@ RESPONSE_BYTES = 16
     ss=("shared::cta",), section="9.7.13.17 clusterlaunchcontrol.try_cancel", confidence="inferred",
     not_modelled="a device may refuse although clusters are left; here the next one in grid order is always handed out",
 )  # fmt: skip
-def try_cancel(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, multicast_cluster_all: bool = False, **_: Any) -> None:
+def try_cancel(
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, multicast_cluster_all: bool = False, **_: Any
+) -> None:
     """Ask for a cluster that has not started: a 16-byte answer at [d], then 16 bytes complete on mbarrier [a]."""
     lane = int(indices_of(bits)[0])
     cta, offset = access.shared_word(warp, "shared::cta", int(d[lane]), RESPONSE_BYTES, "the response of try_cancel")
@@ -35,7 +37,7 @@ def try_cancel(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, multicast
     def run() -> None:
         for target in targets:
             target.shared.words.write_bytes(offset, _response(origin))
-            mbarriers.change(None, target, barrier, lambda m: m.complete_tx(RESPONSE_BYTES), f"{by} (try_cancel)")
+            mbarriers.change(target, barrier, lambda m: m.complete_tx(RESPONSE_BYTES), f"{by} (try_cancel)")
 
     warp.machine.asynchronous.issue(AsyncOp(("try_cancel", id(warp)), run, site, "clusterlaunchcontrol.try_cancel"))
 
@@ -63,13 +65,21 @@ def _query(instruction: syntax.Instruction, compute: Any, types: str) -> Step:
     return step if instruction.guard is None else guarded(step, instruction.guard)
 
 
-@define("control", "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, a", section="9.7.13.18 clusterlaunchcontrol.query_cancel")
+@define(
+    "control",
+    "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, a",
+    section="9.7.13.18 clusterlaunchcontrol.query_cancel",
+)
 def is_canceled(instruction: syntax.Instruction, program: Any) -> Step:
     """p = whether the answer a hands out a cluster."""
     return _query(instruction, lambda words: [(words[:, 2] & 1).astype(bool)], "pred")
 
 
-@define("control", "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 d, a", section="9.7.13.18 clusterlaunchcontrol.query_cancel")
+@define(
+    "control",
+    "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 d, a",
+    section="9.7.13.18 clusterlaunchcontrol.query_cancel",
+)
 def get_first_ctaid(instruction: syntax.Instruction, program: Any) -> Step:
     """{x, y, z, _} = index of the first CTA of the cluster that answer a hands out."""
     return _query(instruction, _ctaid, "u32")

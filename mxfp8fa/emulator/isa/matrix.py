@@ -35,7 +35,9 @@ def _row_addresses(a: np.ndarray, matrix: int) -> np.ndarray:
     return rows
 
 
-@machine("ldmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 d:b32, [a]", num=NUMBERS, ss=SPACE, section="9.7.14.5 ldmatrix")
+@machine(
+    "ldmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 d:b32, [a]", num=NUMBERS, ss=SPACE, section="9.7.14.5 ldmatrix"
+)
 def ldmatrix(warp: Warp, bits: int, a: np.ndarray, *, num: str, trans: bool = False, ss: str | None = None) -> Any:
     """d = num 8x8 matrices of 16-bit elements; lanes 8i to 8i+7 give the row addresses of matrix i."""
     if not warp.converged(warp.start_bits, "ldmatrix"):
@@ -63,8 +65,16 @@ def _pair(low: access.Tracked, high: access.Tracked) -> access.Tracked:
     return join(low[0], high[0]), shadow
 
 
-@machine("stmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 [a], b:b32", num=NUMBERS, ss=SPACE, section="9.7.14.5 stmatrix", extra={"tracked": ("b",)})
-def stmatrix(warp: Warp, bits: int, a: np.ndarray, b: Any, *, num: str, trans: bool = False, ss: str | None = None) -> Any:
+@machine(
+    "stmatrix.sync.aligned.m8n8.num{.trans}{.ss}.b16 [a], b:b32",
+    num=NUMBERS,
+    ss=SPACE,
+    section="9.7.14.5 stmatrix",
+    extra={"tracked": ("b",)},
+)
+def stmatrix(
+    warp: Warp, bits: int, a: np.ndarray, b: Any, *, num: str, trans: bool = False, ss: str | None = None
+) -> Any:
     """num 8x8 matrices of 16-bit elements = b; the inverse of ldmatrix."""
     if not warp.converged(warp.start_bits, "stmatrix"):
         return Outcome.BLOCKED

@@ -22,29 +22,30 @@ MODS: dict[str, Any] = {"sem": SEM, "scope": SCOPE, "ss": SPACE}
 
 def read(cta: CTA, offset: int) -> MBarrier:
     """The mbarrier at an offset of a CTA's shared memory."""
-    word, shadow = cta.shared.words.load(np.array([offset]), 8)
-    if shadow is not None:
+    word, poison = cta.shared.words.load_word(offset)
+    if poison:
         raise PoisonError(f"the mbarrier at shared offset {offset:#x} of {cta} was never initialised")
     try:
-        return MBarrier.decode(int(word[0]))
+        return MBarrier.decode(word)
     except BarrierError as error:
         raise BarrierError(f"shared offset {offset:#x} of {cta}: {error.message}") from None
 
 
-def change(warp: Warp | None, cta: CTA, offset: int, operation: Callable[[MBarrier], bool | None], who: str) -> MBarrier:
-    """Apply an operation to an mbarrier and wake its waiters if a phase completed; returns the state before."""
-    before, barrier = read(cta, offset), read(cta, offset)
+def change(cta: CTA, offset: int, operation: Callable[[MBarrier], bool | None], who: str) -> None:
+    """Apply an operation to an mbarrier and wake its waiters if a phase completed."""
+    barrier = read(cta, offset)
     try:
         completed = operation(barrier)
     except BarrierError as error:
         last = cta.last_arrivals.get(offset, "nobody")
-        raise BarrierError(f"mbarrier at shared offset {offset:#x} of {cta}: {error.message} (last arrival: {last})") from None
-    cta.shared.words.store(np.array([offset]), 8, np.array([barrier.encode()], np.uint64), None)
+        raise BarrierError(
+            f"mbarrier at shared offset {offset:#x} of {cta}: {error.message} (last arrival: {last})"
+        ) from None
+    cta.shared.words.store_word(offset, barrier.encode())
     cta.last_arrivals[offset] = who
     cta.machine.progress()
     if completed:
         cta.machine.wake(key(cta, offset))
-    return before
 
 
 def key(cta: CTA, offset: int) -> Any:
@@ -64,15 +65,34 @@ def each(
     """Apply operation(barrier, lane) for every active lane, in lane order; returns the states before, per lane."""
     tokens = np.zeros(32, np.uint64)
     by = who(warp)
-    for lane in indices_of(bits):
-        try:
-            cta, offset = access.shared_word(warp, space or "shared::cluster", int(addresses[lane]), 8, "mbarrier")
-            before = change(warp, cta, offset, lambda b, lane=lane: operation(b, int(lane)), by)
-        except EmulationError as error:
-            error.lane = int(lane) if error.lane is None else error.lane
-            raise
-        tokens[lane] = before.encode()
+    lanes = indices_of(bits).tolist()
+    for address in dict.fromkeys(int(addresses[lane]) for lane in lanes):
+        same = [lane for lane in lanes if int(addresses[lane]) == address]
+        _each_lane(warp, space, address, same, operation, tokens, by)
     return tokens
+
+
+def _each_lane(
+    warp: Warp, space: str | None, address: int, lanes: list[int], operation: Callable[[MBarrier, int], bool | None],
+    tokens: np.ndarray, by: str,
+) -> None:  # fmt: skip
+    """The lanes that use one barrier, in order."""
+    lane = lanes[0]
+
+    def all_lanes(barrier: MBarrier) -> bool:
+        nonlocal lane
+        completed = False
+        for lane in lanes:
+            tokens[lane] = barrier.encode()
+            completed |= bool(operation(barrier, lane))
+        return completed
+
+    try:
+        cta, offset = access.shared_word(warp, space or "shared::cluster", address, 8, "mbarrier")
+        change(cta, offset, all_lanes, by)
+    except EmulationError as error:
+        error.lane = lane if error.lane is None else error.lane
+        raise
 
 
 @machine("mbarrier.init{.ss}.b64 [a], b:u32", ss=SPACE, section="9.7.13.15 mbarrier.init")
@@ -80,8 +100,7 @@ def init(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str | None 
     """Make [a] a barrier that expects b arrivals a phase."""
     for lane in indices_of(bits):
         cta, offset = access.shared_word(warp, ss or "shared::cluster", int(a[lane]), 8, "mbarrier.init")
-        word = MBarrier.init(int(b[lane])).encode()
-        cta.shared.words.store(np.array([offset]), 8, np.array([word], np.uint64), None)
+        cta.shared.words.store_word(offset, MBarrier.init(int(b[lane])).encode())
         cta.last_arrivals.pop(offset, None)
     warp.machine.progress()
 
@@ -107,7 +126,9 @@ def complete_tx(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str 
     each(warp, bits, ss, a, lambda m, lane: m.complete_tx(int(b[lane])))
 
 
-def _arrive(warp: Warp, bits: int, ss: str | None, a: np.ndarray, c: np.ndarray | None, drop: bool, no_complete: bool) -> np.ndarray:
+def _arrive(
+    warp: Warp, bits: int, ss: str | None, a: np.ndarray, c: np.ndarray | None, drop: bool, no_complete: bool
+) -> np.ndarray:
     def operation(m: MBarrier, lane: int) -> bool:
         count = 1 if c is None else int(c[lane])
         return (m.drop if drop else m.arrive)(count, no_complete=no_complete)
@@ -115,20 +136,36 @@ def _arrive(warp: Warp, bits: int, ss: str | None, a: np.ndarray, c: np.ndarray 
     return each(warp, bits, ss, a, operation)
 
 
-@machine("mbarrier.op{.sem}{.scope}{.ss}.b64 d, [a]{, c:u32}", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)
-def arrive(warp: Warp, bits: int, a: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> np.ndarray:
+@machine(
+    "mbarrier.op{.sem}{.scope}{.ss}.b64 d, [a]{, c:u32}",
+    op=("arrive", "arrive_drop"),
+    section="9.7.13.15 mbarrier.arrive",
+    **MODS,
+)
+def arrive(
+    warp: Warp, bits: int, a: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any
+) -> np.ndarray:
     """d = the state of [a]; then c (default 1) arrivals."""
     return _arrive(warp, bits, ss, a, c, op == "arrive_drop", False)
 
 
-@machine("mbarrier.op{.sem}{.scope}{.ss}.b64 [a]{, c:u32}", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)
-def arrive_sink(warp: Warp, bits: int, a: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> None:
+@machine(
+    "mbarrier.op{.sem}{.scope}{.ss}.b64 [a]{, c:u32}",
+    op=("arrive", "arrive_drop"),
+    section="9.7.13.15 mbarrier.arrive",
+    **MODS,
+)
+def arrive_sink(
+    warp: Warp, bits: int, a: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any
+) -> None:
     """c (default 1) arrivals on [a]."""
     _arrive(warp, bits, ss, a, c, op == "arrive_drop", False)
 
 
 @machine("mbarrier.op.noComplete{.sem}{.scope}{.ss}.b64 d, [a], c:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
-def arrive_no_complete(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, op: str, ss: str | None = None, **_: Any) -> np.ndarray:
+def arrive_no_complete(
+    warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, op: str, ss: str | None = None, **_: Any
+) -> np.ndarray:
     """d = the state of [a]; then c arrivals, which must not complete the phase."""
     return _arrive(warp, bits, ss, a, c, op == "arrive_drop", True)
 
@@ -142,18 +179,30 @@ def _arrive_expect(warp: Warp, bits: int, ss: str | None, a: np.ndarray, b: np.n
 
 
 @machine("mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 d, [a], b:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
-def arrive_expect(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any) -> np.ndarray:
+def arrive_expect(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any
+) -> np.ndarray:
     """d = the state of [a]; raise its transaction count by b, then one arrival."""
     return _arrive_expect(warp, bits, ss, a, b, op == "arrive_drop")
 
 
 @machine("mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 [a], b:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
-def arrive_expect_sink(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any) -> None:
+def arrive_expect_sink(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any
+) -> None:
     """Raise the transaction count of [a] by b, then one arrival."""
     _arrive_expect(warp, bits, ss, a, b, op == "arrive_drop")
 
 
-def _wait(warp: Warp, bits: int, ss: str | None, a: np.ndarray, passed: Callable[[MBarrier, int], bool], what: str, blocking: bool) -> Any:
+def _wait(
+    warp: Warp,
+    bits: int,
+    ss: str | None,
+    a: np.ndarray,
+    passed: Callable[[MBarrier, int], bool],
+    what: str,
+    blocking: bool,
+) -> Any:
     result = np.zeros(32, bool)
     blocked: tuple[CTA, int, MBarrier] | None = None
     for lane in indices_of(bits):
@@ -172,14 +221,26 @@ def _wait(warp: Warp, bits: int, ss: str | None, a: np.ndarray, passed: Callable
 
 
 @machine("mbarrier.op.parity{.sem}{.scope}{.ss}.b64 p:pred, [a], b:u32{, c:u32}", op=("test_wait", "try_wait"), section="9.7.13.15 mbarrier.test_wait", **MODS)  # fmt: skip
-def wait_parity(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> Any:
+def wait_parity(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any
+) -> Any:
     """p = whether the phase of parity b of [a] has completed; try_wait may wait for it a while."""
     parity = int(b[indices_of(bits)[0]]) & 1
-    return _wait(warp, bits, ss, a, lambda m, lane: m.passed(int(b[lane]) & 1), f"waits for phase parity {parity}", op == "try_wait")
+    return _wait(
+        warp,
+        bits,
+        ss,
+        a,
+        lambda m, lane: m.passed(int(b[lane]) & 1),
+        f"waits for phase parity {parity}",
+        op == "try_wait",
+    )
 
 
 @machine("mbarrier.op{.sem}{.scope}{.ss}.b64 p:pred, [a], b{, c:u32}", op=("test_wait", "try_wait"), section="9.7.13.15 mbarrier.test_wait", **MODS)  # fmt: skip
-def wait_state(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any) -> Any:
+def wait_state(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any
+) -> Any:
     """p = whether the phase that token b was taken in has completed; try_wait may wait for it a while."""
 
     def passed(m: MBarrier, lane: int) -> bool:
@@ -195,5 +256,3 @@ def pending_count(warp: Warp, bits: int, a: np.ndarray) -> np.ndarray:
     for lane in indices_of(bits):
         out[lane] = MBarrier.decode(int(a[lane])).pending
     return out
-
-

@@ -13,7 +13,17 @@ from mxfp8fa.emulator.machine.warp import Warp
 from mxfp8fa.emulator.values import BITS, Value, const, select, value_type
 
 SCALARS = tuple(f"{k}{n}" for k in "bus" for n in (8, 16, 32, 64)) + ("f32", "f64", "b128")
-SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "param::entry", "param::func", "const")
+SPACES = (
+    "global",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+    "param",
+    "param::entry",
+    "param::func",
+    "const",
+)
 SEMANTICS = ("weak", "volatile", "relaxed", "acquire", "release", "mmio")
 SCOPES = ("cta", "cluster", "gpu", "sys")
 CACHES = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
@@ -45,7 +55,17 @@ def words_of(type: str, vec: str | None) -> tuple[int, int]:
     ss=SPACES, vec=VECTORS, type=SCALARS, section="9.7.9 ld", **HINTS,
     not_modelled="caches and their hints; memory is sequentially consistent, so sem and scope change nothing",
 )  # fmt: skip
-def ld(warp: Warp, bits: int, a: np.ndarray, b: Any = None, *, type: str, ss: str | None = None, vec: str | None = None, **_: Any) -> Any:
+def ld(
+    warp: Warp,
+    bits: int,
+    a: np.ndarray,
+    b: Any = None,
+    *,
+    type: str,
+    ss: str | None = None,
+    vec: str | None = None,
+    **_: Any,
+) -> Any:
     """d = the words at [a]; a register wider than the type is sign- or zero-extended."""
     size, count = words_of(type, vec)
     return access.load(warp, bits, space_of(ss), a, size, count)
@@ -63,12 +83,25 @@ def ldu(warp: Warp, bits: int, a: np.ndarray, *, type: str, ss: str | None = Non
     ss=SPACES, vec=VECTORS, type=SCALARS, section="9.7.9 st", **HINTS, extra={"tracked": ("b",)},
     not_modelled="caches and their hints; memory is sequentially consistent, so sem and scope change nothing",
 )  # fmt: skip
-def st(warp: Warp, bits: int, a: np.ndarray, b: Any, c: Any = None, *, type: str, ss: str | None = None, vec: str | None = None, **_: Any) -> None:
+def st(
+    warp: Warp,
+    bits: int,
+    a: np.ndarray,
+    b: Any,
+    c: Any = None,
+    *,
+    type: str,
+    ss: str | None = None,
+    vec: str | None = None,
+    **_: Any,
+) -> None:
     """The words at [a] = b."""
     access.store(warp, bits, space_of(ss), a, b)
 
 
-@pure("cvta.space.type d, a", space=("global", "param", "const"), type=("u32", "u64"), section="9.7.9 cvta", moves=("a",))
+@pure(
+    "cvta.space.type d, a", space=("global", "param", "const"), type=("u32", "u64"), section="9.7.9 cvta", moves=("a",)
+)
 def cvta_global(a: Value, *, space: str, type: str) -> Value:
     """d = the generic address of a global, constant or parameter address (the same number here)."""
     return a
@@ -80,7 +113,13 @@ def cvta_entry(a: Value, *, type: str) -> Value:
     return a
 
 
-@pure("cvta.to.space.type d, a", space=("global", "param", "const"), type=("u32", "u64"), section="9.7.9 cvta", moves=("a",))
+@pure(
+    "cvta.to.space.type d, a",
+    space=("global", "param", "const"),
+    type=("u32", "u64"),
+    section="9.7.9 cvta",
+    moves=("a",),
+)
 def cvta_to_global(a: Value, *, space: str, type: str) -> Value:
     """d = the global, constant or parameter address of a generic address."""
     return a
@@ -89,13 +128,25 @@ def cvta_to_global(a: Value, *, space: str, type: str) -> Value:
 WINDOWED = ("shared", "shared::cta", "shared::cluster", "local")
 
 
-@pure("cvta.space.u64 d, a", space=WINDOWED, section="9.7.9 cvta", confidence="inferred", not_modelled="the real window positions")
+@pure(
+    "cvta.space.u64 d, a",
+    space=WINDOWED,
+    section="9.7.9 cvta",
+    confidence="inferred",
+    not_modelled="the real window positions",
+)
 def cvta_window(a: Value, *, space: str) -> Value:
     """d = the generic address of a shared or local address."""
     return a + (LOCAL_WINDOW if space == "local" else SHARED_WINDOW)
 
 
-@pure("cvta.to.space.u64 d, a", space=WINDOWED, section="9.7.9 cvta", confidence="inferred", not_modelled="the real window positions")
+@pure(
+    "cvta.to.space.u64 d, a",
+    space=WINDOWED,
+    section="9.7.9 cvta",
+    confidence="inferred",
+    not_modelled="the real window positions",
+)
 def cvta_to_window(a: Value, *, space: str) -> Value:
     """d = the shared or local address of a generic address."""
     return a - (LOCAL_WINDOW if space == "local" else SHARED_WINDOW)
@@ -114,7 +165,13 @@ def isspacep(a: Value, *, space: str) -> Value:
     return ~(shared | local) if space == "global" else (a < 0)
 
 
-@pure("mapa.ss.type d, a, b:u32", ss=("shared::cluster",), type=("u32", "u64"), section="9.7.9 mapa", confidence="inferred")
+@pure(
+    "mapa.ss.type d, a, b:u32",
+    ss=("shared::cluster",),
+    type=("u32", "u64"),
+    section="9.7.9 mapa",
+    confidence="inferred",
+)
 def mapa_shared(a: Value, b: Value, *, ss: str, type: str) -> Value:
     """d = the shared address of variable a in the CTA of rank b (SASS: bits 31:24 replaced by the rank)."""
     return (a & 0x00FFFFFF) | (b.to(a.type) << 24)
@@ -127,7 +184,13 @@ def mapa_generic(a: Value, b: Value, *, type: str) -> Value:
     return ((low & 0x00FFFFFF) | (b.to("u64") << 24)) + SHARED_WINDOW
 
 
-@pure("getctarank.ss.type d:u32, a", ss=("shared::cluster",), type=("u32", "u64"), section="9.7.9 getctarank", confidence="inferred")
+@pure(
+    "getctarank.ss.type d:u32, a",
+    ss=("shared::cluster",),
+    type=("u32", "u64"),
+    section="9.7.9 getctarank",
+    confidence="inferred",
+)
 def getctarank_shared(a: Value, *, ss: str, type: str) -> Value:
     """d = rank of the CTA that a shared address belongs to."""
     return ((a >> 24) & 0xFF).to("u32")
@@ -145,7 +208,12 @@ def prefetch(warp: Warp, bits: int, a: np.ndarray, *, level: str, space: str | N
     """A cache hint."""
 
 
-@machine("prefetch{.space}.tensormap [a]", space=("const", "param"), section="9.7.9 prefetch", not_modelled="caches: a prefetch does nothing")
+@machine(
+    "prefetch{.space}.tensormap [a]",
+    space=("const", "param"),
+    section="9.7.9 prefetch",
+    not_modelled="caches: a prefetch does nothing",
+)
 def prefetch_tensormap(warp: Warp, bits: int, a: np.ndarray, *, space: str | None = None) -> None:
     """A cache hint."""
 
@@ -153,7 +221,6 @@ def prefetch_tensormap(warp: Warp, bits: int, a: np.ndarray, *, space: str | Non
 @machine("prefetchu.L1 [a]", section="9.7.9 prefetch", not_modelled="caches: a prefetch does nothing")
 def prefetchu(warp: Warp, bits: int, a: np.ndarray) -> None:
     """A cache hint."""
-
 
 
 @pure("createpolicy.fractional.primary{.secondary}.b64 d, a:f32", primary=L2, secondary=L2, section="9.7.9 createpolicy", confidence="inferred",

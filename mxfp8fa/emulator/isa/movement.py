@@ -11,13 +11,31 @@ import numpy as np
 
 from mxfp8fa.emulator.errors import UnsupportedInstruction
 from mxfp8fa.emulator.isa.registry import define
-from mxfp8fa.emulator.lanes import raw_dtype
+from mxfp8fa.emulator.lanes import LANES, raw_dtype
 from mxfp8fa.emulator.machine.binding import BindError, Step, guarded, reader, register_dtype, writer
 from mxfp8fa.emulator.machine.warp import Warp, lanes_of
 from mxfp8fa.emulator.ptx import syntax
 from mxfp8fa.emulator.values import BITS, value_type
 
-TYPES = ("pred", "b8", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
+TYPES = (
+    "pred",
+    "b8",
+    "b16",
+    "b32",
+    "b64",
+    "u16",
+    "u32",
+    "u64",
+    "s16",
+    "s32",
+    "s64",
+    "f16",
+    "bf16",
+    "f32",
+    "f64",
+    "f16x2",
+    "bf16x2",
+)
 
 
 @define("control", "mov.type d, a", type=TYPES, section="9.7.9 mov")
@@ -37,7 +55,11 @@ def mov(instruction: syntax.Instruction, program: Any, *, type: str) -> Step:
 
 
 def _copy(to: Any, source: Any, t: str, program: Any) -> Step:
-    if isinstance(to, syntax.Register) and isinstance(source, syntax.Register) and register_dtype(to) is register_dtype(source):
+    if (
+        isinstance(to, syntax.Register)
+        and isinstance(source, syntax.Register)
+        and register_dtype(to) is register_dtype(source)
+    ):
         target, index = to.id, source.id
 
         def move(warp: Warp, bits: int) -> None:
@@ -64,13 +86,20 @@ def _pack(to: Any, source: syntax.Vector, whole: str, program: Any) -> Step:
     readers = [reader(e, part, program) for e in source.elements]
     write, dtype = writer(to, f"u{BITS[whole]}"), raw_dtype(f"u{BITS[whole]}")
 
+    part_dtype, count = raw_dtype(part), len(readers)
+
+    def join(parts: list[Any]) -> np.ndarray:
+        whole_ = np.zeros((LANES, count), part_dtype)
+        for i, x in enumerate(parts):
+            if x is not None:
+                whole_[:, i] = x
+        return whole_.view(dtype)[:, 0]
+
     def step(warp: Warp, bits: int) -> None:
         found = [read(warp) for read in readers]
-        value = np.stack([v for v, _ in found], axis=1).view(dtype)[:, 0]
-        shadow = None
-        if any(s is not None for _, s in found):
-            shadow = np.stack([np.zeros_like(v) if s is None else s for v, s in found], axis=1).view(dtype)[:, 0]
-        write(warp, bits, value, shadow)
+        shadows = [s for _, s in found]
+        clean = all(s is None for s in shadows)
+        write(warp, bits, join([v for v, _ in found]), None if clean else join(shadows))
 
     return step
 
@@ -82,11 +111,11 @@ def _unpack(to: syntax.Vector, source: Any, whole: str, program: Any) -> Step:
 
     def step(warp: Warp, bits: int) -> None:
         value, shadow = read(warp)
-        parts = np.ascontiguousarray(value).view(dtype).reshape(-1, count)
-        poison = None if shadow is None else np.ascontiguousarray(shadow).view(dtype).reshape(-1, count)
+        parts = value.view(dtype)
+        poison = None if shadow is None else shadow.view(dtype)
         for i, write in enumerate(writers):
-            p = None if poison is None or not poison[:, i].any() else np.ascontiguousarray(poison[:, i])
-            write(warp, bits, np.ascontiguousarray(parts[:, i]), p)
+            p = None if poison is None or not poison[i::count].any() else poison[i::count].copy()
+            write(warp, bits, parts[i::count].copy(), p)
 
     return step
 
@@ -110,7 +139,12 @@ def mov128(instruction: syntax.Instruction, program: Any) -> Step:
         def unpack(warp: Warp, bits: int) -> None:
             value, shadow = warp.regs[index], warp.shadow[index]
             for i, write in enumerate(writers):
-                write(warp, bits, np.ascontiguousarray(value[:, i]), None if shadow is None else np.ascontiguousarray(shadow[:, i]))
+                write(
+                    warp,
+                    bits,
+                    np.ascontiguousarray(value[:, i]),
+                    None if shadow is None else np.ascontiguousarray(shadow[:, i]),
+                )
 
         step = unpack
     elif isinstance(to, syntax.Register) and isinstance(source, syntax.Register):
@@ -118,7 +152,9 @@ def mov128(instruction: syntax.Instruction, program: Any) -> Step:
 
         def move(warp: Warp, bits: int) -> None:
             shadow = warp.shadow[index]
-            _write_wide(warp, target, bits, warp.regs[index], np.zeros_like(warp.regs[index]) if shadow is None else shadow)
+            _write_wide(
+                warp, target, bits, warp.regs[index], np.zeros_like(warp.regs[index]) if shadow is None else shadow
+            )
 
         step = move
     else:

@@ -126,11 +126,15 @@ def _split_operands(text: str) -> list[tuple[str, bool]]:
 
 
 def _operand(text: str, optional: bool, default: str) -> OperandSpec:
-    match = re.fullmatch(r"(?P<open>[\[{]?)\s*(?P<name>\w+)[\]}]?(?::(?P<type>\w+))?(?:\|(?P<pair>\w+)(?::(?P<pt>\w+))?)?", text)
+    match = re.fullmatch(
+        r"(?P<open>[\[{]?)\s*(?P<name>\w+)[\]}]?(?::(?P<type>\w+))?(?:\|(?P<pair>\w+)(?::(?P<pt>\w+))?)?", text
+    )
     if match is None:
         raise ValueError(f"operand {text!r} of a pattern is not understood")
     kind = {"[": "address", "{": "vector", "": "value"}[match["open"]]
-    return OperandSpec(match["name"], match["type"] or default, kind, match["pair"] or "", match["pt"] or "pred", optional)
+    return OperandSpec(
+        match["name"], match["type"] or default, kind, match["pair"] or "", match["pt"] or "pred", optional
+    )
 
 
 def define(kind: str, pattern: str, **keywords: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -154,8 +158,19 @@ def define(kind: str, pattern: str, **keywords: Any) -> Callable[[Callable[..., 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         REGISTRY.setdefault(opcode[0], []).append(
             Definition(
-                pattern, opcode[0], regex, flags, operands, function, kind, choices, section, confidence,
-                moves, not_modelled, extra,
+                pattern,
+                opcode[0],
+                regex,
+                flags,
+                operands,
+                function,
+                kind,
+                choices,
+                section,
+                confidence,
+                moves,
+                not_modelled,
+                extra,
             )  # fmt: skip
         )
         return function

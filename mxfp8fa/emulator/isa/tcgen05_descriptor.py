@@ -91,7 +91,9 @@ def decode(word: int, kind: str, cta_group: int, vector: str | None) -> MMAShape
     rules = KINDS[kind]
 
     def refuse(field: str, given: object, allowed: object) -> IllegalOperation:
-        return IllegalOperation(f"tcgen05.mma kind::{kind}, instruction descriptor {word:#010x}: {field} is {given}; allowed: {allowed}")
+        return IllegalOperation(
+            f"tcgen05.mma kind::{kind}, instruction descriptor {word:#010x}: {field} is {given}; allowed: {allowed}"
+        )
 
     if word >> 2 & 1:
         raise IllegalOperation("tcgen05.mma: the descriptor's sparsity bit is set; sparse MMA is not supported")
@@ -142,7 +144,9 @@ def _check_shape(m, n, kind, cta_group, b_mn_major, rules, refuse) -> None:  # t
 def _block_scaled(word, kind, vector, common, refuse) -> MMAShape:  # type: ignore[no-untyped-def]
     vectors = SCALE_VECTORS[kind]
     if vector not in vectors:
-        raise IllegalOperation(f"tcgen05.mma kind::{kind} with .{vector}: allowed are {', '.join(str(v) for v in vectors)}")
+        raise IllegalOperation(
+            f"tcgen05.mma kind::{kind} with .{vector}: allowed are {', '.join(str(v) for v in vectors)}"
+        )
     scales, sfa, sfb, ue8m0 = vectors[vector], word >> 29 & 3, word >> 4 & 3, word >> 23 & 1
     if not ue8m0 and (kind != "mxf4nvf4" or scales != 4):
         raise refuse("the scale format (bit 23)", "0 (ue4m3)", "1 (ue8m0)")

@@ -57,7 +57,11 @@ def dealloc(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str) 
     return None
 
 
-@machine("tcgen05.relinquish_alloc_permit.group.sync.aligned", group=GROUPS, section="9.7.16.7 tcgen05.relinquish_alloc_permit")
+@machine(
+    "tcgen05.relinquish_alloc_permit.group.sync.aligned",
+    group=GROUPS,
+    section="9.7.16.7 tcgen05.relinquish_alloc_permit",
+)
 def relinquish(warp: Warp, bits: int, *, group: str) -> Outcome | None:
     """The CTA allocates no more."""
     if not warp.converged(warp.live, "tcgen05.relinquish_alloc_permit"):
@@ -71,7 +75,9 @@ def same_group(warp: Warp, group: str) -> int:
     """1 or 2; all tcgen05 instructions of a kernel must use the same .cta_group."""
     used = warp.machine.tcgen05_group = warp.machine.tcgen05_group or group
     if used != group:
-        raise IllegalOperation(f".{group} in a kernel that has used .{used}: all tcgen05 instructions must use the same group")
+        raise IllegalOperation(
+            f".{group} in a kernel that has used .{used}: all tcgen05 instructions must use the same group"
+        )
     if group == "cta_group::2" and len(warp.cta.cluster.ctas) % 2:
         raise IllegalOperation(f".cta_group::2 in a cluster of {len(warp.cta.cluster.ctas)} CTA(s): it needs pairs")
     return int(group[-1])
@@ -80,7 +86,9 @@ def same_group(warp: Warp, group: str) -> int:
 # -- ld, st, wait -----------------------------------------------------------------------------------------------------
 
 
-def _cells(warp: Warp, bits: int, a: np.ndarray, shape: str, number: str, packed: bool, split: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+def _cells(
+    warp: Warp, bits: int, a: np.ndarray, shape: str, number: str, packed: bool, split: int, what: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Absolute (registers, 32) lanes and columns of a warp's access.
 
     Warp w of a warpgroup reaches lanes 32w to 32w + 31. A lane field below 32 counts from there (inferred: public kernels
@@ -93,7 +101,9 @@ def _cells(warp: Warp, bits: int, a: np.ndarray, shape: str, number: str, packed
         raise IllegalOperation(f"{what} at lane {lane}: warp {warp.index} may only reach lanes {first} to {first + 31}")
     within = lane % tmem.PARTITION_LANES
     if within not in ((0,) if shape == "32x32b" else (0, 16)):
-        raise IllegalOperation(f"{what} at lane {lane}: .{shape} starts at a multiple of {32 if shape == '32x32b' else 16}")
+        raise IllegalOperation(
+            f"{what} at lane {lane}: .{shape} starts at a multiple of {32 if shape == '32x32b' else 16}"
+        )
     lanes, columns = tmem.fragment_cells(shape, int(number[1:]), packed=packed, split_columns=split)
     lanes, columns = lanes + first + within, columns + column
     warp.cta.tensor.check(lanes, columns + int(packed), what)
@@ -118,19 +128,36 @@ def _ld(warp: Warp, bits: int, a: np.ndarray, shape: str, number: str, packed: b
     return lambda: _read(cta, lanes, columns, packed)
 
 
-@machine("tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 d, [a]", shape=SHAPES, num=NUMBERS, section=LD, extra={"late": True})
+@machine(
+    "tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 d, [a]",
+    shape=SHAPES,
+    num=NUMBERS,
+    section=LD,
+    extra={"late": True},
+)
 def ld(warp: Warp, bits: int, a: np.ndarray, *, shape: str, num: str, pack_16b: bool = False, **_: Any) -> Any:
     """d = a fragment of tensor memory; complete at wait::ld, or when a register is used."""
     return _ld(warp, bits, a, shape, num, pack_16b)
 
 
-@machine("tcgen05.ld.sync.aligned.16x32bx2.num{.pack::16b}.b32 d, [a], b:u32", num=NUMBERS, section=LD, extra={"late": True})
+@machine(
+    "tcgen05.ld.sync.aligned.16x32bx2.num{.pack::16b}.b32 d, [a], b:u32", num=NUMBERS, section=LD, extra={"late": True}
+)
 def ld_split(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, num: str, pack_16b: bool = False) -> Any:
     """d = two fragments of 16 lanes, the second b columns further."""
     return _ld(warp, bits, a, "16x32bx2", num, pack_16b, int(b[0]))
 
 
-def _st(warp: Warp, bits: int, a: np.ndarray, words: list[access.Tracked], shape: str, number: str, unpack: bool, split: int = 0) -> Outcome | None:
+def _st(
+    warp: Warp,
+    bits: int,
+    a: np.ndarray,
+    words: list[access.Tracked],
+    shape: str,
+    number: str,
+    unpack: bool,
+    split: int = 0,
+) -> Outcome | None:
     if not warp.converged(warp.live, "tcgen05.st"):
         return Outcome.BLOCKED
     cta = warp.cta
@@ -149,19 +176,30 @@ def _st(warp: Warp, bits: int, a: np.ndarray, words: list[access.Tracked], shape
 
     pending = warp.extra.setdefault("tcgen05_st", [])
     pending[:] = [op for op in pending if not op.done]
-    pending.append(warp.machine.asynchronous.issue(AsyncOp(("tcgen05.st", id(warp)), run, warp.site(warp.group.pc), "tcgen05.st")))
+    pending.append(
+        warp.machine.asynchronous.issue(AsyncOp(("tcgen05.st", id(warp)), run, warp.site(warp.group.pc), "tcgen05.st"))
+    )
     return None
 
 
 @machine("tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [a], b:u32", shape=SHAPES, num=NUMBERS, section="9.7.16.8 tcgen05.st",
          extra={"tracked": ("b",)}, not_modelled="upper halves of the cells of .unpack::16b (written as zero)")  # fmt: skip
-def st(warp: Warp, bits: int, a: np.ndarray, b: Any, *, shape: str, num: str, unpack_16b: bool = False) -> Outcome | None:
+def st(
+    warp: Warp, bits: int, a: np.ndarray, b: Any, *, shape: str, num: str, unpack_16b: bool = False
+) -> Outcome | None:
     """A fragment of tensor memory = b; complete at wait::st."""
     return _st(warp, bits, a, b, shape, num, unpack_16b)
 
 
-@machine("tcgen05.st.sync.aligned.16x32bx2.num{.unpack::16b}.b32 [a], c:u32, b:u32", num=NUMBERS, section="9.7.16.8 tcgen05.st", extra={"tracked": ("b",)})
-def st_split(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, b: Any, *, num: str, unpack_16b: bool = False) -> Outcome | None:
+@machine(
+    "tcgen05.st.sync.aligned.16x32bx2.num{.unpack::16b}.b32 [a], c:u32, b:u32",
+    num=NUMBERS,
+    section="9.7.16.8 tcgen05.st",
+    extra={"tracked": ("b",)},
+)
+def st_split(
+    warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, b: Any, *, num: str, unpack_16b: bool = False
+) -> Outcome | None:
     """Two fragments of 16 lanes = b, the second c columns further."""
     return _st(warp, bits, a, b, "16x32bx2", num, unpack_16b, int(c[0]))
 
@@ -193,7 +231,12 @@ def fence(warp: Warp, bits: int, *, place: str) -> None:
     """Order tcgen05 instructions against those of other threads."""
 
 
-@machine("tcgen05.commit.group.mbarrier::arrive::one{.ss}.b64 [a]", group=GROUPS, ss=("shared::cluster",), section="9.7.16.12 tcgen05.commit")
+@machine(
+    "tcgen05.commit.group.mbarrier::arrive::one{.ss}.b64 [a]",
+    group=GROUPS,
+    ss=("shared::cluster",),
+    section="9.7.16.12 tcgen05.commit",
+)
 def commit(warp: Warp, bits: int, a: np.ndarray, *, group: str, ss: str | None = None) -> None:
     """One arrival on [a] when the prior tcgen05.mma, cp and shift of the thread are complete."""
     _commit(warp, bits, a, None, group, ss)
@@ -214,7 +257,7 @@ def _commit(warp: Warp, bits: int, a: np.ndarray, mask: np.ndarray | None, group
 
         def run(ctas: list[CTA] = ctas, offset: int = offset) -> None:
             for target in ctas:
-                mbarriers.change(None, target, offset, lambda m: m.arrive(), f"{by} (tcgen05.commit)")
+                mbarriers.change(target, offset, lambda m: m.arrive(), f"{by} (tcgen05.commit)")
 
         warp.machine.asynchronous.issue(AsyncOp(tensor_pipe(warp, group), run, site, "tcgen05.commit"))
 
@@ -223,7 +266,9 @@ def masked_ctas(warp: Warp, mask: int) -> list[CTA]:
     """The CTAs of a multicast mask, bit = rank in the cluster."""
     ctas = warp.cta.cluster.ctas
     if mask >> len(ctas) or not mask:
-        raise IllegalOperation(f"multicast mask {mask:#x}: the cluster has CTAs 0 to {len(ctas) - 1}, and at least one is needed")
+        raise IllegalOperation(
+            f"multicast mask {mask:#x}: the cluster has CTAs 0 to {len(ctas) - 1}, and at least one is needed"
+        )
     return [cta for cta in ctas if mask >> cta.rank & 1]
 
 

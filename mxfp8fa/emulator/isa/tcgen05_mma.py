@@ -39,16 +39,33 @@ def _issue(warp: Warp, bits: int, group: str, shape_of: Any, product_of: Any) ->
         warp.machine.asynchronous.issue(AsyncOp(tensor_pipe(warp, group), run, site, "tcgen05.mma"))
 
 
-def _plain(warp: Warp, bits: int, d: Any, a: Any, b: Any, i: Any, c: Any, group: str, kind: str, tensor_a: bool, mask: Any = None, scale: Any = None) -> None:
+def _plain(
+    warp: Warp,
+    bits: int,
+    d: Any,
+    a: Any,
+    b: Any,
+    i: Any,
+    c: Any,
+    group: str,
+    kind: str,
+    tensor_a: bool,
+    mask: Any = None,
+    scale: Any = None,
+) -> None:
     def shape_of(lane: int, cta_group: int) -> MMAShape:
         return decode(int(i[lane]), kind[6:], cta_group, None)
 
     def product_of(lane: int, shape: MMAShape) -> Product:
         scale_d = 0 if scale is None else int(scale[lane])
         if scale is not None and (kind not in ("kind::f16", "kind::tf32") or not 0 <= scale_d <= 15):
-            raise IllegalOperation(f"scale-input-d {scale_d} with {kind}: allowed are 0 to 15 with kind::f16 and kind::tf32")
+            raise IllegalOperation(
+                f"scale-input-d {scale_d} with {kind}: allowed are 0 to 15 with kind::f16 and kind::tf32"
+            )
         disabled = () if mask is None else _disabled(mask, lane, shape.cta_group)
-        return Product(shape, int(d[lane]), int(a[lane]), int(b[lane]), tensor_a, bool(c[lane]), scale_d, disabled=disabled)
+        return Product(
+            shape, int(d[lane]), int(a[lane]), int(b[lane]), tensor_a, bool(c[lane]), scale_d, disabled=disabled
+        )
 
     _issue(warp, bits, group, shape_of, product_of)
 
@@ -56,12 +73,20 @@ def _plain(warp: Warp, bits: int, d: Any, a: Any, b: Any, i: Any, c: Any, group:
 def _disabled(mask: list[np.ndarray], lane: int, cta_group: int) -> tuple[np.ndarray, ...]:
     """Lanes that are not written, per CTA: four words each (that the first four are the even CTA's is inferred)."""
     if len(mask) != 4 * cta_group:
-        raise IllegalOperation(f"disable-output-lane of {len(mask)} words: {4 * cta_group} are needed for cta_group::{cta_group}")
+        raise IllegalOperation(
+            f"disable-output-lane of {len(mask)} words: {4 * cta_group} are needed for cta_group::{cta_group}"
+        )
     words = np.array([int(m[lane]) for m in mask], np.uint32).reshape(cta_group, 4)
     return tuple(np.unpackbits(w.view(np.uint8), bitorder="little").astype(bool) for w in words)
 
 
-_MODS: dict[str, Any] = {"group": GROUPS, "kind_": PLAIN, "collector": COLLECTOR, "section": SECTION, "not_modelled": NOT}
+_MODS: dict[str, Any] = {
+    "group": GROUPS,
+    "kind_": PLAIN,
+    "collector": COLLECTOR,
+    "section": SECTION,
+    "not_modelled": NOT,
+}
 
 
 def _declare(operands: str, *, tensor_a: bool, mask: bool, scale: bool) -> None:
@@ -70,7 +95,9 @@ def _declare(operands: str, *, tensor_a: bool, mask: bool, scale: bool) -> None:
     text = f"tcgen05.mma.group.kind_{{.collector}} [d], {a_text}, b:b64, i:u32, {operands}"
 
     @machine(text, **_MODS)
-    def plain(warp: Warp, bits: int, d: Any, a: Any, b: Any, i: Any, *rest: Any, group: str, kind_: str, **_: Any) -> None:
+    def plain(
+        warp: Warp, bits: int, d: Any, a: Any, b: Any, i: Any, *rest: Any, group: str, kind_: str, **_: Any
+    ) -> None:
         """D = A B, or A B + D where the predicate holds, asynchronously."""
         items = list(rest)
         lanes = items.pop(0) if mask else None
@@ -95,7 +122,20 @@ def _declare_scaled(*, tensor_a: bool) -> None:
         collector=COLLECTOR, section=SECTION, not_modelled=NOT,
     )  # fmt: skip
     def block_scaled(
-        warp: Warp, bits: int, d: Any, a: Any, b: Any, i: Any, e: Any, f: Any, c: Any, *, group: str, kind_: str, vector: str | None = None, **_: Any
+        warp: Warp,
+        bits: int,
+        d: Any,
+        a: Any,
+        b: Any,
+        i: Any,
+        e: Any,
+        f: Any,
+        c: Any,
+        *,
+        group: str,
+        kind_: str,
+        vector: str | None = None,
+        **_: Any,
     ) -> None:
         """D = (A SFA) (B SFB), or that + D where the predicate holds, asynchronously; [e] and [f] hold the scale factors."""
 
@@ -104,7 +144,14 @@ def _declare_scaled(*, tensor_a: bool) -> None:
 
         def product_of(lane: int, shape: MMAShape) -> Product:
             return Product(
-                shape, int(d[lane]), int(a[lane]), int(b[lane]), tensor_a, bool(c[lane]), sfa=int(e[lane]), sfb=int(f[lane])
+                shape,
+                int(d[lane]),
+                int(a[lane]),
+                int(b[lane]),
+                tensor_a,
+                bool(c[lane]),
+                sfa=int(e[lane]),
+                sfb=int(f[lane]),
             )
 
         _issue(warp, bits, group, shape_of, product_of)

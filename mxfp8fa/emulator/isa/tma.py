@@ -50,7 +50,9 @@ def load(
         tensor, coordinates, rows = _tensor_operand(warp, a, int(lane), dim, mode)
         box = tensor_map.box_of(tensor, coordinates, rows)
         tensor_map.check_box(box, tensor, warp.machine.memory, "TMA load", write=False)
-        home, offset = _shared_place(warp, int(d[lane]), tensor.shared_bytes, "the destination of a TMA load", _SHARED_ALIGNMENT_BYTES)
+        home, offset = _shared_place(
+            warp, int(d[lane]), tensor.shared_bytes, "the destination of a TMA load", _SHARED_ALIGNMENT_BYTES
+        )
         barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
         pair = (group or late_group) == "cta_group::2"
         ctas = masked_ctas(warp, int(b[lane])) if multicast_cluster else [home]
@@ -64,11 +66,15 @@ def _signalled(cta: CTA, barrier_cta: CTA, *, pair: bool, multicast: bool) -> CT
     if pair:
         return cta.cluster.ctas[cta.rank // 2 * 2 + barrier_cta.rank % 2]
     if not multicast and cta is not barrier_cta:
-        raise IllegalOperation(f"TMA load into {cta} with an mbarrier of {barrier_cta}: they must be in one CTA (or use .cta_group::2)")
+        raise IllegalOperation(
+            f"TMA load into {cta} with an mbarrier of {barrier_cta}: they must be in one CTA (or use .cta_group::2)"
+        )
     return cta
 
 
-def _queue_load(warp: Warp, tensor: TensorMap, box: tensor_map.Box, cta: CTA, offset: int, signalled: CTA, barrier: int) -> None:
+def _queue_load(
+    warp: Warp, tensor: TensorMap, box: tensor_map.Box, cta: CTA, offset: int, signalled: CTA, barrier: int
+) -> None:
     by, site, m = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
 
     def run() -> None:
@@ -76,7 +82,7 @@ def _queue_load(warp: Warp, tensor: TensorMap, box: tensor_map.Box, cta: CTA, of
         _write_shared(cta, tensor, offset, data)
         m.count_bytes("global load", data.nbytes)
         m.count_bytes("shared store", data.nbytes)
-        mbarriers.change(None, signalled, barrier, lambda x: x.complete_tx(tensor.box_bytes), f"{by} (TMA load)")
+        mbarriers.change(signalled, barrier, lambda x: x.complete_tx(tensor.box_bytes), f"{by} (TMA load)")
 
     m.asynchronous.issue(AsyncOp(("tma load", m.next_number()), run, site, "cp.async.bulk.tensor"))
 
@@ -92,7 +98,9 @@ def _write_shared(cta: CTA, tensor: TensorMap, offset: int, data: np.ndarray) ->
             cta.shared.words.store(offsets + i, 1, data[:, i], None)
 
 
-def _tensor_operand(warp: Warp, a: Any, lane: int, dim: str, mode: str) -> tuple[TensorMap, tuple[int, ...], tuple[int, ...] | None]:
+def _tensor_operand(
+    warp: Warp, a: Any, lane: int, dim: str, mode: str
+) -> tuple[TensorMap, tuple[int, ...], tuple[int, ...] | None]:
     """Map, coordinates and, for gather4 and scatter4, the four rows."""
     if not isinstance(a, list):
         raise IllegalOperation("a tensor copy needs [tensor map, {coordinates}]")
@@ -105,7 +113,9 @@ def _tensor_operand(warp: Warp, a: Any, lane: int, dim: str, mode: str) -> tuple
         raise IllegalOperation(f".{dim} copy with a tensor map of rank {tensor.rank}")
     if mode in ("tile::gather4", "tile::scatter4"):
         if tensor.rank != 2 or len(coordinates) != 5:
-            raise IllegalOperation(f".{mode} needs a tensor map of rank 2 and 5 coordinates, not {tensor.rank} and {len(coordinates)}")
+            raise IllegalOperation(
+                f".{mode} needs a tensor map of rank 2 and 5 coordinates, not {tensor.rank} and {len(coordinates)}"
+            )
         return tensor, (coordinates[0], 0), coordinates[1:]
     return tensor, coordinates, None
 
@@ -123,14 +133,27 @@ def _shared_place(warp: Warp, address: int, size: int, what: str, alignment: int
 
 @machine("cp.async.bulk.tensor.dim.global.shared::cta{.mode}.bulk_group{.L2::cache_hint} [a], [d]{, c:b64}", dim=DIMS, mode=("tile", "tile::scatter4"), section=TENSOR,
          not_modelled="im2col modes; cache hints")  # fmt: skip
-def store(warp: Warp, bits: int, a: list[np.ndarray], d: np.ndarray, c: Any = None, *, dim: str, mode: str = "tile", **_: Any) -> None:
+def store(
+    warp: Warp, bits: int, a: list[np.ndarray], d: np.ndarray, c: Any = None, *, dim: str, mode: str = "tile", **_: Any
+) -> None:
     """Copy a box from shared memory [d] to a tensor; elements outside the tensor are dropped."""
     _store(warp, bits, a, d, dim, mode, None)
 
 
 @machine("cp.reduce.async.bulk.tensor.dim.global.shared::cta.op{.mode}.bulk_group{.L2::cache_hint} [a], [d]{, c:b64}", dim=DIMS, op=OPS, mode=("tile",), section="9.7.9.27 cp.reduce.async.bulk.tensor",
          not_modelled="im2col modes; cache hints")  # fmt: skip
-def reduce(warp: Warp, bits: int, a: list[np.ndarray], d: np.ndarray, c: Any = None, *, dim: str, op: str, mode: str = "tile", **_: Any) -> None:
+def reduce(
+    warp: Warp,
+    bits: int,
+    a: list[np.ndarray],
+    d: np.ndarray,
+    c: Any = None,
+    *,
+    dim: str,
+    op: str,
+    mode: str = "tile",
+    **_: Any,
+) -> None:
     """Combine a box of shared memory [d] into a tensor, element by element; outside elements are dropped."""
     _store(warp, bits, a, d, dim, mode, op)
 
@@ -142,7 +165,9 @@ def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op
         tensor_map.check_box(box, tensor, warp.machine.memory, "TMA store", write=True)
         if tensor.padded_bytes:
             raise IllegalOperation(f"TMA store of {tensor.type}: padded types can only be loaded")
-        cta, offset = _shared_place(warp, int(d[lane]), tensor.shared_bytes, "the source of a TMA store", _SHARED_ALIGNMENT_BYTES)
+        cta, offset = _shared_place(
+            warp, int(d[lane]), tensor.shared_bytes, "the source of a TMA store", _SHARED_ALIGNMENT_BYTES
+        )
         if cta is not warp.cta:
             raise IllegalOperation("a TMA store reads the shared memory of its own CTA only")
         where = tensor_map.shared_offsets(tensor, offset, box.inside.size)[box.inside.reshape(-1)]
@@ -180,7 +205,9 @@ def _queue_store(
     def read() -> None:
         values, shadow = cta.shared.words.load(where, size)
         if shadow is not None:
-            raise PoisonError(f"{what}: shared memory at offset {int(where[shadow != 0][0]):#x} was never written and goes to global memory")
+            raise PoisonError(
+                f"{what}: shared memory at offset {int(where[shadow != 0][0]):#x} was never written and goes to global memory"
+            )
         data.append(values)
         m.count_bytes("shared load", values.nbytes)
         m.wake(("bulk", id(warp)))
@@ -212,7 +239,12 @@ def _size(value: int, what: str) -> int:
     return value
 
 
-@machine(f"cp.async.bulk.dst.global.{COMPLETE}{{.multicast::cluster}}{{.L2::cache_hint}} [d], [a], b, [m]{{, c:b64, e:b64}}", dst=SHARED, section=BULK, not_modelled="cache hints")
+@machine(
+    f"cp.async.bulk.dst.global.{COMPLETE}{{.multicast::cluster}}{{.L2::cache_hint}} [d], [a], b, [m]{{, c:b64, e:b64}}",
+    dst=SHARED,
+    section=BULK,
+    not_modelled="cache hints",
+)
 def bulk_load(
     warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, c: Any = None, e: Any = None, *, dst: str,
     multicast_cluster: bool = False, **_: Any,
@@ -223,7 +255,9 @@ def bulk_load(
         source = np.array([a[lane]], np.uint64)
         warp.machine.memory.check(source, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=False)
         warp.machine.memory.check(source + np.uint64(size - 1), 1, "cp.async.bulk", write=False)
-        home, offset = _shared_place(warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        home, offset = _shared_place(
+            warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES
+        )
         barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
         for cta in masked_ctas(warp, int(c[lane])) if multicast_cluster else [home]:
             signalled = _signalled(cta, barrier_cta, pair=False, multicast=multicast_cluster)
@@ -237,7 +271,7 @@ def _queue_bulk_load(warp: Warp, address: int, size: int, cta: CTA, offset: int,
         cta.shared.words.write_bytes(offset, m.memory.bytes(address, size).copy())
         m.count_bytes("global load", size)
         m.count_bytes("shared store", size)
-        mbarriers.change(None, signalled, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
+        mbarriers.change(signalled, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
 
     m.asynchronous.issue(AsyncOp(("bulk load", m.next_number()), run, warp.site(warp.group.pc), "cp.async.bulk"))
 
@@ -249,7 +283,9 @@ def bulk_peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray
 
 
 @machine(f"cp.reduce.async.bulk.shared::cluster.shared::cta.{COMPLETE}.op.type [d], [a], b:u32, [m]", op=OPS, type=("s32", "u32", "u64", "s64", "b32", "b64"), section="9.7.9.25 cp.reduce.async.bulk")  # fmt: skip
-def bulk_peer_reduce(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, *, op: str, type: str) -> None:
+def bulk_peer_reduce(
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, *, op: str, type: str
+) -> None:
     """Combine b bytes of shared [a] into shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
     _peer(warp, bits, d, a, b, m, _typed(op, type))
 
@@ -261,17 +297,36 @@ def _typed(op: str, type: str) -> tuple[int, Combine]:
     return size, _combine(op, plain, size)
 
 
-def _peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, reduction: tuple[int, Combine] | None) -> None:
+def _peer(
+    warp: Warp,
+    bits: int,
+    d: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    m: np.ndarray,
+    reduction: tuple[int, Combine] | None,
+) -> None:
     by, site, machine_ = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
     for lane in indices_of(bits):
         size = _size(int(b[lane]), "cp.async.bulk")
         source, start = _shared_place(warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
-        target, offset = _shared_place(warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        target, offset = _shared_place(
+            warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES
+        )
         barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
         if barrier_cta is not target:
-            raise IllegalOperation(f"cp.async.bulk to {target} with an mbarrier of {barrier_cta}: they must be in one CTA")
+            raise IllegalOperation(
+                f"cp.async.bulk to {target} with an mbarrier of {barrier_cta}: they must be in one CTA"
+            )
 
-        def run(size: int = size, source: CTA = source, start: int = start, target: CTA = target, offset: int = offset, barrier: int = barrier) -> None:
+        def run(
+            size: int = size,
+            source: CTA = source,
+            start: int = start,
+            target: CTA = target,
+            offset: int = offset,
+            barrier: int = barrier,
+        ) -> None:
             data, shadow = source.shared.words.read_bytes(start, size)
             if reduction is not None:
                 width, combine = reduction
@@ -280,12 +335,16 @@ def _peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m:
             target.shared.words.write_bytes(offset, data, shadow)
             machine_.count_bytes("shared load", size)
             machine_.count_bytes("shared store", size)
-            mbarriers.change(None, target, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
+            mbarriers.change(target, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
 
         machine_.asynchronous.issue(AsyncOp(("bulk peer", machine_.next_number()), run, site, "cp.async.bulk"))
 
 
-@machine("cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}{.cp_mask} [d], [a], b{, c:b64, e:b64}", section=BULK, not_modelled="cache hints")
+@machine(
+    "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}{.cp_mask} [d], [a], b{, c:b64, e:b64}",
+    section=BULK,
+    not_modelled="cache hints",
+)
 def bulk_store(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, e: Any = None, *, cp_mask: bool = False, L2_cache_hint: bool = False) -> None:  # fmt: skip
     """Copy b bytes of shared [a] to global [d]; with .cp_mask only the bytes of each 16 whose bit is set."""
     mask = None if not cp_mask else (e if L2_cache_hint else c)
@@ -294,13 +353,17 @@ def bulk_store(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarra
 
 @machine("cp.reduce.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.op{.noftz}.type [d], [a], b:u32{, c:b64}", op=OPS,
          type=("f16", "bf16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64"), section="9.7.9.25 cp.reduce.async.bulk", not_modelled="cache hints")  # fmt: skip
-def bulk_reduce(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, type: str, **_: Any) -> None:
+def bulk_reduce(
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, type: str, **_: Any
+) -> None:
     """Combine b bytes of shared [a] into global [d], element by element."""
     size, combine = _typed(op, type)
     _bulk_store(warp, bits, d, a, b, size, combine, None)
 
 
-def _bulk_store(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, width: int, combine: Combine | None, mask: Any) -> None:
+def _bulk_store(
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, width: int, combine: Combine | None, mask: Any
+) -> None:
     for lane in indices_of(bits):
         size = _size(int(b[lane]), "cp.async.bulk")
         cta, offset = _shared_place(warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
@@ -310,10 +373,16 @@ def _bulk_store(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarr
         step = np.arange(0, size, width, dtype=np.int64)
         if mask is not None:
             step = step[(int(mask[lane]) >> (step % 16) & 1).astype(bool)]
-        _queue_store(warp, int(lane), cta, offset + step, target + step.astype(np.uint64), width, combine, "cp.async.bulk")
+        _queue_store(
+            warp, int(lane), cta, offset + step, target + step.astype(np.uint64), width, combine, "cp.async.bulk"
+        )
 
 
-@machine("cp.async.bulk.prefetch.L2.global{.L2::cache_hint} [a], b{, c:b64}", section=BULK, not_modelled="caches: a prefetch does nothing")
+@machine(
+    "cp.async.bulk.prefetch.L2.global{.L2::cache_hint} [a], b{, c:b64}",
+    section=BULK,
+    not_modelled="caches: a prefetch does nothing",
+)
 @machine("cp.async.bulk.prefetch.tensor.dim.L2.global{.mode}{.L2::cache_hint} [a]{, c:b64}", dim=DIMS, mode=("tile", "tile::gather4"), section=TENSOR, not_modelled="caches: a prefetch does nothing")  # fmt: skip
 def prefetch(warp: Warp, bits: int, *_: Any, **__: Any) -> None:
     """A cache hint."""
@@ -347,7 +416,9 @@ _FIELDS = {  # field -> (byte offset of each ordinal's word, bit, width, bits ad
 
 @machine("tensormap.replace.tile.field{.ss}.b1024.type [a], b{, c}", field=("global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype", "interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode"),
          ss=("global", "shared::cta"), type=("b32", "b64"), section="9.7.9.28 tensormap.replace", confidence="inferred")  # fmt: skip
-def replace(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, field: str, type: str, ss: str | None = None) -> None:
+def replace(
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, field: str, type: str, ss: str | None = None
+) -> None:
     """Set a field of the tensor map at [a] to the last operand; box_dim and the like take an ordinal first."""
     ordinal = np.zeros(32, np.uint32) if c is None else b
     value = b if c is None else c

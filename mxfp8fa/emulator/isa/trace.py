@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from mxfp8fa.emulator.isa import registry
 from mxfp8fa.emulator.values import Value, arg
 
 
-@lru_cache(maxsize=None)
-def _graph(index: tuple[str, int], modifiers: tuple[tuple[str, Any], ...], count: int) -> tuple[list[Value], list[str], list[str]]:
+@cache
+def _graph(
+    index: tuple[str, int], modifiers: tuple[tuple[str, Any], ...], count: int
+) -> tuple[list[Value], list[str], list[str]]:
     definition = registry.REGISTRY[index[0]][index[1]]
     mods = dict(modifiers)
     specs = [s for s in definition.operands if not s.output][:count]
@@ -24,19 +26,25 @@ def _graph(index: tuple[str, int], modifiers: tuple[tuple[str, Any], ...], count
     return outputs, types, [o.type for o in outputs]
 
 
-def graph(definition: registry.Definition, modifiers: dict[str, Any], count: int) -> tuple[list[Value], list[str], list[str]]:
+def graph(
+    definition: registry.Definition, modifiers: dict[str, Any], count: int
+) -> tuple[list[Value], list[str], list[str]]:
     """(output nodes, argument types, output types) of a pure definition with `count` inputs given."""
     index = registry.REGISTRY[definition.opcode].index(definition)
     return _graph((definition.opcode, index), tuple(sorted(modifiers.items())), count)
 
 
-@lru_cache(maxsize=None)
-def _compiled(index: tuple[str, int], modifiers: tuple[tuple[str, Any], ...], count: int) -> Callable[..., tuple[np.ndarray, ...]]:
+@cache
+def _compiled(
+    index: tuple[str, int], modifiers: tuple[tuple[str, Any], ...], count: int
+) -> Callable[..., tuple[np.ndarray, ...]]:
     outputs, types, _ = _graph(index, modifiers, count)
     return lanes.compile_graph(outputs, types)
 
 
-def compiled(definition: registry.Definition, modifiers: dict[str, Any], count: int) -> Callable[..., tuple[np.ndarray, ...]]:
+def compiled(
+    definition: registry.Definition, modifiers: dict[str, Any], count: int
+) -> Callable[..., tuple[np.ndarray, ...]]:
     """The lane function (mask, *raw arrays) -> raw arrays of a pure definition."""
     index = registry.REGISTRY[definition.opcode].index(definition)
     return _compiled((definition.opcode, index), tuple(sorted(modifiers.items())), count)

@@ -12,7 +12,14 @@ import numpy as np
 
 from mxfp8fa.emulator.errors import IllegalOperation, Misaligned, OutOfBounds, PoisonError
 from mxfp8fa.emulator.machine.cluster import CTA, offset_of
-from mxfp8fa.emulator.machine.memory import LOCAL_WINDOW, SHARED_OFFSET_MASK, SHARED_WINDOW, WINDOW_BYTES, LocalMemory
+from mxfp8fa.emulator.machine.memory import (
+    LOCAL_WINDOW,
+    SHARED_BASE,
+    SHARED_OFFSET_MASK,
+    SHARED_WINDOW,
+    WINDOW_BYTES,
+    LocalMemory,
+)
 from mxfp8fa.emulator.machine.warp import Warp, indices_of
 
 Tracked = tuple[np.ndarray, np.ndarray | None]
@@ -73,7 +80,9 @@ def load(warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: i
             values[:, lanes[at]] = warp.machine.memory.load(where[None, :] + step, word_bytes)
     if shadow is not None and warp.machine.options.uninitialised == "strict":
         lane = int(np.nonzero(shadow.any(axis=0))[0][0])
-        raise PoisonError(f"load of {space} memory that was never written (address {int(addresses[lane]):#x})", lane=lane)
+        raise PoisonError(
+            f"load of {space} memory that was never written (address {int(addresses[lane]):#x})", lane=lane
+        )
     return [(values[i], None if shadow is None or not shadow[i].any() else shadow[i]) for i in range(count)]
 
 
@@ -109,7 +118,12 @@ def store(warp: Warp, bits: int, space: str, addresses: np.ndarray, words: list[
 
 
 def update(
-    warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: int, compute: Callable[[int, np.ndarray], np.ndarray]
+    warp: Warp,
+    bits: int,
+    space: str,
+    addresses: np.ndarray,
+    word_bytes: int,
+    compute: Callable[[int, np.ndarray], np.ndarray],
 ) -> Tracked:
     """Read-modify-write one word per lane, lane by lane where addresses repeat; returns the old values.
 
@@ -124,7 +138,7 @@ def update(
         now = 0
         for k in first:
             now |= 1 << int(lanes[k])
-        (old, shadow), = load(warp, now, space, addresses, word_bytes)
+        ((old, shadow),) = load(warp, now, space, addresses, word_bytes)
         chosen = indices_of(now)
         refuse_poison(shadow, chosen, f"an atomic operation on {space} memory that was never written")
         store(warp, now, space, addresses, [(compute(now, old), None)])
@@ -154,8 +168,10 @@ def shared_word(warp: Warp, space: str, address: int, size_bytes: int, what: str
         address -= SHARED_WINDOW
     own = warp.cta if space in ("shared", "shared::cta") else None
     cta = warp.cta.cluster.cta_of(address, own=own)
-    cta.shared.check(np.array([offset_of(address)], np.uint64), size_bytes, what)
-    return cta, offset_of(address)
+    offset = offset_of(address)
+    if offset < SHARED_BASE or offset + size_bytes > SHARED_BASE + cta.shared.size_bytes or offset % size_bytes:
+        cta.shared.check(np.array([offset], np.uint64), size_bytes, what)
+    return cta, offset
 
 
 def _traffic(space: str, place: str, direction: str) -> str:
@@ -172,7 +188,9 @@ def _rename_lanes(lanes: np.ndarray, check: Callable[..., None], *args: object, 
         raise
 
 
-def _add_shadow(shadow: np.ndarray | None, like: np.ndarray, lanes: np.ndarray, poison: np.ndarray | None) -> np.ndarray | None:
+def _add_shadow(
+    shadow: np.ndarray | None, like: np.ndarray, lanes: np.ndarray, poison: np.ndarray | None
+) -> np.ndarray | None:
     if poison is None:
         return shadow
     if shadow is None:

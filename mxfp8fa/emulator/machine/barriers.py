@@ -97,7 +97,9 @@ class NamedBarrier:
 
     def __str__(self) -> str:
         target = self.expected if self.explicit else self.cta.live_warps * WARP_LANES
-        return f"barrier {self.number}: {self.arrived} of {target} threads arrived, last {self.last_arrival or 'nobody'}"
+        return (
+            f"barrier {self.number}: {self.arrived} of {target} threads arrived, last {self.last_arrival or 'nobody'}"
+        )
 
 
 class ClusterBarrier:

@@ -17,7 +17,7 @@ from mxfp8fa.emulator.isa.registry import REGISTRY, Definition, OperandSpec
 from mxfp8fa.emulator.lanes import LANES, raw_dtype
 from mxfp8fa.emulator.machine.memory import SHARED_RANK_SHIFT
 from mxfp8fa.emulator.machine.special import special_register
-from mxfp8fa.emulator.machine.warp import Outcome, Warp, bits_of, indices_of, lanes_of
+from mxfp8fa.emulator.machine.warp import FULL, Outcome, Warp, bits_of, indices_of, lanes_of
 from mxfp8fa.emulator.ptx import syntax
 from mxfp8fa.emulator.values import BITS, is_float, is_signed
 
@@ -198,7 +198,9 @@ def guard_bits(warp: Warp, bits: int, guard: syntax.Guard) -> int:
     if shadow is not None:
         bad = np.nonzero(shadow & lanes_of(bits))[0]
         if bad.size:
-            raise PoisonError(f"predicate {guard.register} was never written and decides what is executed", lane=int(bad[0]))
+            raise PoisonError(
+                f"predicate {guard.register} was never written and decides what is executed", lane=int(bad[0])
+            )
     found = bits_of(warp.regs[index])
     return bits & (~found if guard.negated else found)
 
@@ -213,7 +215,9 @@ def guarded(step: Step, guard: syntax.Guard) -> Step:
     return run
 
 
-def _flatten(instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], *, outputs: bool) -> list[tuple[OperandSpec, Any, str]]:
+def _flatten(
+    instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], *, outputs: bool
+) -> list[tuple[OperandSpec, Any, str]]:
     """(spec, operand, value type) of the outputs or of the inputs; a pair gives two outputs."""
     flat = []
     for spec, operand in zip(definition.operands, instruction.operands, strict=False):
@@ -227,7 +231,9 @@ def _flatten(instruction: syntax.Instruction, definition: Definition, modifiers:
     return flat
 
 
-def _bind_pure(instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program) -> Step:
+def _bind_pure(
+    instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program
+) -> Step:
     inputs = _flatten(instruction, definition, modifiers, outputs=False)
     outputs = _flatten(instruction, definition, modifiers, outputs=True)
     _, _, result_types = trace.graph(definition, modifiers, len(inputs))
@@ -236,6 +242,8 @@ def _bind_pure(instruction: syntax.Instruction, definition: Definition, modifier
     writers = [writer(operand, t) for (_, operand, _), t in zip(outputs, result_types, strict=False)]
     propagate = _propagation(definition, [s.name for s, _, _ in inputs], evaluate)
     member = _member_reader(definition, inputs, readers)
+    sources = [_plain_source(operand, t) for _, operand, t in inputs]
+    target = _plain_source(outputs[0][1], result_types[0]) if len(outputs) == 1 else None
 
     def step(warp: Warp, bits: int) -> Outcome | None:
         tracked = [read(warp) for read in readers]
@@ -255,10 +263,51 @@ def _bind_pure(instruction: syntax.Instruction, definition: Definition, modifier
             write(warp, bits, result, shadow)
         return None
 
+    if member is None and isinstance(target, int) and all(x is not None for x in sources):
+        return _fast_step(evaluate, sources, target, step)
     return step
 
 
-def _member_reader(definition: Definition, inputs: Sequence[tuple[OperandSpec, Any, str]], readers: Sequence[Reader]) -> Reader | None:
+def _plain_source(operand: Any, t: str) -> int | np.ndarray | None:
+    """A register's index, an immediate's lanes, or None for an operand that needs its reader."""
+    if isinstance(operand, syntax.Register) and register_dtype(operand) is raw_dtype(t):
+        return operand.id
+    if isinstance(operand, syntax.Immediate):
+        return np.full(LANES, _immediate(operand, t), raw_dtype(t))
+    return None
+
+
+def _fast_step(
+    evaluate: Callable[..., tuple[np.ndarray, ...]], sources: Sequence[Any], target: int, careful: Step
+) -> Step:
+    """The step of a pure instruction on plain registers without poison; anything else goes to `careful`.
+
+    Most executed instructions are of this kind, so it is written out as straight Python.
+    """
+    registers = [x for x in sources if isinstance(x, int)]
+    clean = " and ".join(f"shadow[{i}] is None" for i in registers) or "True"
+    arguments = ", ".join(f"regs[{x}]" if isinstance(x, int) else f"k{n}" for n, x in enumerate(sources))
+    text = f"""
+def step(warp, bits):
+    regs, shadow = warp.regs, warp.shadow
+    if not ({clean}):
+        return careful(warp, bits)
+    result = evaluate(lanes_of(bits), {arguments})[0]
+    if bits == {FULL}:
+        regs[{target}] = result
+        shadow[{target}] = None
+    else:
+        warp.write({target}, result, bits)
+"""
+    scope: dict[str, Any] = {"evaluate": evaluate, "careful": careful, "lanes_of": lanes_of}
+    scope |= {f"k{n}": x for n, x in enumerate(sources) if not isinstance(x, int)}
+    exec(compile(text, "<fast step>", "exec"), scope)  # written above from register numbers only
+    return scope["step"]
+
+
+def _member_reader(
+    definition: Definition, inputs: Sequence[tuple[OperandSpec, Any, str]], readers: Sequence[Reader]
+) -> Reader | None:
     name = definition.extra.get("membermask")
     return None if name is None else readers[[s.name for s, _, _ in inputs].index(name)]
 
@@ -269,21 +318,27 @@ def _members_here(warp: Warp, bits: int, masks: np.ndarray, what: str) -> bool:
     named = int(masks[first])
     if bits & ~named:
         outside = [int(i) for i in indices_of(bits & ~named)]
-        raise IllegalOperation(f"{what}: lanes {outside} execute it but are not in its membermask {named:#010x}", lane=outside[0])
+        raise IllegalOperation(
+            f"{what}: lanes {outside} execute it but are not in its membermask {named:#010x}", lane=outside[0]
+        )
     return warp.converged(named, what)
 
 
 Propagate = Callable[[np.ndarray, list[Tracked], Sequence[np.ndarray]], list[np.ndarray | None]]
 
 
-def _propagation(definition: Definition, names: list[str], evaluate: Callable[..., tuple[np.ndarray, ...]]) -> Propagate:
+def _propagation(
+    definition: Definition, names: list[str], evaluate: Callable[..., tuple[np.ndarray, ...]]
+) -> Propagate:
     """How poison goes from inputs to results: by a rule of the definition, bit by bit where bits only move, else at once."""
     rule = definition.extra.get("shadow")
 
     def zeros(t: Tracked) -> np.ndarray:
         return np.zeros_like(t[0]) if t[1] is None else t[1]
 
-    def at_once(mask: np.ndarray, tracked: list[Tracked], results: Sequence[np.ndarray], chosen: Sequence[int]) -> list[np.ndarray | None]:
+    def at_once(
+        mask: np.ndarray, tracked: list[Tracked], results: Sequence[np.ndarray], chosen: Sequence[int]
+    ) -> list[np.ndarray | None]:
         bad = np.zeros(LANES, bool)
         for k in chosen:
             shadow = tracked[k][1]
@@ -301,13 +356,17 @@ def _propagation(definition: Definition, names: list[str], evaluate: Callable[..
         control = [k for k, n in enumerate(names) if n not in definition.moves]
         if any(tracked[k][1] is not None for k in control):
             return at_once(mask, tracked, results, range(len(tracked)))
-        moved = evaluate(mask, *[zeros(t) if n in definition.moves else t[0] for n, t in zip(names, tracked, strict=True)])
+        moved = evaluate(
+            mask, *[zeros(t) if n in definition.moves else t[0] for n, t in zip(names, tracked, strict=True)]
+        )
         return [m if m.any() else None for m in moved]
 
     return propagate
 
 
-def _bind_machine(instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program) -> Step:
+def _bind_machine(
+    instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program
+) -> Step:
     tracked_names = definition.extra.get("tracked", ())
     inputs = [
         _input(spec, operand, t, program, instruction, keep=spec.name in tracked_names)
@@ -368,7 +427,9 @@ def _words(operand: Any) -> list[Any]:
     return [operand]
 
 
-def _input(spec: OperandSpec, operand: Any, t: str, program: Program, instruction: syntax.Instruction, *, keep: bool) -> Callable[[Warp, int], Any]:
+def _input(
+    spec: OperandSpec, operand: Any, t: str, program: Program, instruction: syntax.Instruction, *, keep: bool
+) -> Callable[[Warp, int], Any]:
     """How a machine definition receives an operand: an array, or a list for a vector; (array, shadow) pairs if `keep`."""
     vector = isinstance(operand, syntax.Vector | syntax.TensorAddress)
     if isinstance(operand, syntax.TensorAddress):
@@ -396,5 +457,3 @@ def _refuse(shadow: np.ndarray, bits: int, where: str) -> None:
     bad = np.nonzero(shadow[lanes])[0]
     if bad.size:
         raise PoisonError(f"a value that was never written reaches {where}", lane=int(lanes[bad[0]]))
-
-

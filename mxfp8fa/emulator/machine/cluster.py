@@ -39,7 +39,12 @@ class CTA:
         self.barriers = [NamedBarrier(self, i) for i in range(NAMED_BARRIERS)]
         self.last_arrivals: dict[int, str] = {}
         self.warps = [
-            Warp(self, i // WARP_LANES, FULL if i + WARP_LANES <= self.threads else (1 << (self.threads - i)) - 1, machine.program)
+            Warp(
+                self,
+                i // WARP_LANES,
+                FULL if i + WARP_LANES <= self.threads else (1 << (self.threads - i)) - 1,
+                machine.program,
+            )
             for i in range(0, self.threads, WARP_LANES)
         ]
 
@@ -78,7 +83,8 @@ class Cluster:
         sx, sy, sz = shape
         positions = [(x, y, z) for z in range(sz) for y in range(sy) for x in range(sx)]
         self.ctas = [
-            CTA(machine, self, (first[0] + x, first[1] + y, first[2] + z), rank) for rank, (x, y, z) in enumerate(positions)
+            CTA(machine, self, (first[0] + x, first[1] + y, first[2] + z), rank)
+            for rank, (x, y, z) in enumerate(positions)
         ]
         self.barrier = ClusterBarrier(self)
 
@@ -101,7 +107,9 @@ class Cluster:
         """The CTA that a shared address belongs to; with `own`, it must be that one (shared::cta)."""
         rank = address >> SHARED_RANK_SHIFT
         if rank >= len(self.ctas):
-            raise OutOfBounds(f"shared address {address:#x} names CTA rank {rank}: the cluster has {len(self.ctas)} CTA(s)")
+            raise OutOfBounds(
+                f"shared address {address:#x} names CTA rank {rank}: the cluster has {len(self.ctas)} CTA(s)"
+            )
         cta = self.ctas[rank]
         if own is not None and cta is not own:
             raise IllegalOperation(

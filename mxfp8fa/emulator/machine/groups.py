@@ -56,6 +56,9 @@ class GroupTracker:
 
     def _forget(self, finished: Finished) -> None:
         """Drop finished groups that are older than any unfinished one."""
-        first = next((i for i, g in enumerate(self.groups) if any(not (finished(op) and op.done) for op in g.ops)), len(self.groups))
+        first = next(
+            (i for i, g in enumerate(self.groups) if any(not (finished(op) and op.done) for op in g.ops)),
+            len(self.groups),
+        )
         if first > 64:  # keep some: a wait for the newest N counts finished groups too, which is harmless
             del self.groups[: first - 64]

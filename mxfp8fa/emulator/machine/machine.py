@@ -67,7 +67,9 @@ class Machine:
     def _check_launch(self) -> None:
         launch, threads = self.launch, int(np.prod(self.launch.block))
         if min(*launch.grid, *launch.block, *launch.cluster) < 1:
-            raise LaunchError(f"grid {launch.grid}, block {launch.block}, cluster {launch.cluster}: every size must be at least 1")
+            raise LaunchError(
+                f"grid {launch.grid}, block {launch.block}, cluster {launch.cluster}: every size must be at least 1"
+            )
         if threads > 1024:
             raise LaunchError(f"block {launch.block} has {threads} threads: at most 1024")
         if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
@@ -162,7 +164,11 @@ class Machine:
         if self.options.schedule == "random":
             return self.rng.choice(runnable)
         self._turn += 1
-        return runnable[self._turn % len(runnable)] if self.options.schedule == "eager" else runnable[-1 - self._turn % len(runnable)]
+        return (
+            runnable[self._turn % len(runnable)]
+            if self.options.schedule == "eager"
+            else runnable[-1 - self._turn % len(runnable)]
+        )
 
     def _run_warp(self, warp: Warp, quantum: int) -> None:
         before = self.epoch
@@ -182,7 +188,9 @@ class Machine:
 
     def _time_out_waits(self) -> bool:
         """Let every wait that may time out do so, unless that was already tried in this very state."""
-        groups = [g for c in self.resident for w in c.warps for g in w.groups if g.wait is not None and g.wait.may_time_out]
+        groups = [
+            g for c in self.resident for w in c.warps for g in w.groups if g.wait is not None and g.wait.may_time_out
+        ]
         if not groups:
             return False
         if self._state_epoch != self.epoch:
@@ -212,17 +220,25 @@ class Machine:
                     site = warp.site(group.pc)
                     first = first or site
                     if group.wait is not None:
-                        lines.append(f"  CTA {warp.cta.index} warp {warp.index} ({group.bits.bit_count()} lanes): {group.wait.reason}")
-                        lines.append(f"      at PTX line {site.ptx_line}{', ' + site.source if site.source else ''}: {site.text}")
+                        lines.append(
+                            f"  CTA {warp.cta.index} warp {warp.index} ({group.bits.bit_count()} lanes): {group.wait.reason}"
+                        )
+                        lines.append(
+                            f"      at PTX line {site.ptx_line}{', ' + site.source if site.source else ''}: {site.text}"
+                        )
                     else:
-                        spinning.append(f"  CTA {warp.cta.index} warp {warp.index} repeats itself at PTX line {site.ptx_line}: {site.text}")
+                        spinning.append(
+                            f"  CTA {warp.cta.index} warp {warp.index} repeats itself at PTX line {site.ptx_line}: {site.text}"
+                        )
         if spinning:
             message = "warps poll memory that nobody left can write:\n" + "\n".join(spinning + lines)
             raise SpinError(message, site=first)
         raise DeadlockError("deadlock: no warp can run and nothing is pending\n" + "\n".join(lines), site=first)
 
 
-def run_machine(program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options, tick: Any = None) -> Machine:
+def run_machine(
+    program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options, tick: Any = None
+) -> Machine:
     """Run a launch; an error leaves nothing behind but itself."""
     machine = Machine(program, launch, memory, options)
     try:

@@ -70,6 +70,15 @@ class Words:
         shadow = self._shadow[word_bytes][index]
         return self._data[word_bytes][index], shadow if shadow.any() else None
 
+    def load_word(self, offset: int) -> tuple[int, bool]:
+        """The 8-byte word at an aligned offset, and whether any of it was never written."""
+        return int(self._data[8][offset >> 3]), bool(self._shadow[8][offset >> 3])
+
+    def store_word(self, offset: int, value: int) -> None:
+        """Write the 8-byte word at an aligned offset."""
+        self._data[8][offset >> 3] = value
+        self._shadow[8][offset >> 3] = 0
+
     def store(self, offsets: np.ndarray, word_bytes: int, values: np.ndarray, shadow: np.ndarray | None) -> None:
         """Write words; later lanes win where offsets repeat (PTX leaves the order open)."""
         index = offsets // word_bytes
@@ -91,7 +100,9 @@ def check_alignment(addresses: np.ndarray, access_bytes: int, what: str) -> None
     bad = addresses & np.uint64(access_bytes - 1)
     if bad.any():
         k = int(np.nonzero(bad)[0][0])
-        raise Misaligned(f"{what} of {access_bytes} bytes at {int(addresses[k]):#x}: not a multiple of {access_bytes}", lane=k)
+        raise Misaligned(
+            f"{what} of {access_bytes} bytes at {int(addresses[k]):#x}: not a multiple of {access_bytes}", lane=k
+        )
 
 
 class SharedMemory:
@@ -162,9 +173,13 @@ class GlobalMemory:
     def _check_one(self, address: int, size: int, what: str, write: bool, lane: int) -> None:
         r = self.find(address, size)
         if r is None:
-            raise OutOfBounds(f"{what} of {size} bytes at global address {address:#x}: {self._nearest(address)}", lane=lane)
+            raise OutOfBounds(
+                f"{what} of {size} bytes at global address {address:#x}: {self._nearest(address)}", lane=lane
+            )
         if write and not r.writable:
-            raise OutOfBounds(f"{what} of {size} bytes at global address {address:#x}: {r.name} is read-only", lane=lane)
+            raise OutOfBounds(
+                f"{what} of {size} bytes at global address {address:#x}: {r.name} is read-only", lane=lane
+            )
 
     def _nearest(self, address: int) -> str:
         if not self._ranges:

@@ -34,7 +34,9 @@ class Program:
         self.static_shared_bytes = kernel.dynamic_shared_offset_bytes
         self._call_params, self.local_bytes = _place_call_params(kernel)
         self.parameters = _aligned(max(kernel.param_bytes, 1), 128)
-        self._variables = {name: _aligned(v.size_bytes, 128) for name, v in module.variables.items() if v.space != "shared"}
+        self._variables = {
+            name: _aligned(v.size_bytes, 128) for name, v in module.variables.items() if v.space != "shared"
+        }
         self._named: dict[int, frozenset[int]] = {}
         self._initialise()
         self.blank_registers = [_blank(r) for r in kernel.registers]
@@ -60,7 +62,9 @@ class Program:
     def registers_named(self, pc: int) -> frozenset[int]:
         """Ids of the registers that instruction pc reads or writes."""
         if pc not in self._named:
-            self._named[pc] = frozenset(registers_of(self.instructions[pc])) if pc < len(self.instructions) else frozenset()
+            self._named[pc] = (
+                frozenset(registers_of(self.instructions[pc])) if pc < len(self.instructions) else frozenset()
+            )
         return self._named[pc]
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -74,9 +78,13 @@ class Program:
             for r in variable.relocations:
                 target = self.module.variables.get(r.symbol)
                 if target is None or target.space == "shared":
-                    raise UnsupportedInstruction(f"variable {name} holds the address of {r.symbol}, which is not supported")
+                    raise UnsupportedInstruction(
+                        f"variable {name} holds the address of {r.symbol}, which is not supported"
+                    )
                 value = (self._variables[r.symbol].ctypes.data + r.addend) >> r.shift_bits
-                memory[r.offset_bytes : r.offset_bytes + r.size_bytes] = np.frombuffer(value.to_bytes(8, "little"), np.uint8)[: r.size_bytes]
+                memory[r.offset_bytes : r.offset_bytes + r.size_bytes] = np.frombuffer(
+                    value.to_bytes(8, "little"), np.uint8
+                )[: r.size_bytes]
 
     def ranges(self) -> list[Range]:
         """Global memory that belongs to the kernel itself: its parameters and its module's variables."""
@@ -91,7 +99,9 @@ class Program:
         if variable.space == "param":
             return self.parameters.ctypes.data + (variable.offset_bytes or 0) + symbol.addend
         if variable.space == "shared":
-            place = variable.offset_bytes if variable.offset_bytes is not None else self.kernel.dynamic_shared_offset_bytes
+            place = (
+                variable.offset_bytes if variable.offset_bytes is not None else self.kernel.dynamic_shared_offset_bytes
+            )
             return SHARED_BASE + place + symbol.addend  # in the CTA of rank 0; readers add the rank
         if variable.space == "local":
             return (variable.offset_bytes or 0) + symbol.addend

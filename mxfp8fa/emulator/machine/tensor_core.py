@@ -72,11 +72,15 @@ class Operand:
     poison: np.ndarray
 
 
-def read_shared(cta: CTA, d: MatrixDescriptor, rows: int, fmt: str, shape: MMAShape, mn_major: bool, what: str) -> Operand:
+def read_shared(
+    cta: CTA, d: MatrixDescriptor, rows: int, fmt: str, shape: MMAShape, mn_major: bool, what: str
+) -> Operand:
     """An operand from shared memory."""
     element_bytes = shape.element_bytes
     addresses = operand_addresses(d, rows, shape.k_bytes, element_bytes, mn_major)
-    cta.shared.check(np.array([addresses.min(), addresses.max()], np.uint64), element_bytes, f"tcgen05.mma operand {what}")
+    cta.shared.check(
+        np.array([addresses.min(), addresses.max()], np.uint64), element_bytes, f"tcgen05.mma operand {what}"
+    )
     words, shadow = cta.shared.words.load(addresses, element_bytes)
     poison = np.zeros(rows, bool) if shadow is None else shadow.any(axis=1)
     cta.machine.count_bytes("shared load", words.nbytes)
@@ -90,7 +94,9 @@ def read_tensor_a(cta: CTA, address: int, fmt: str, shape: MMAShape) -> Operand:
     columns = np.arange(shape.k_bytes // 4) + column
     cells, shadow = cta.tensor.read(lanes[:, None] + 0 * columns, columns + 0 * lanes[:, None], "tcgen05.mma operand A")
     if shape.m == 128 and shape.cta_group == 2:  # both halves of the lanes must hold the CTA's 64 rows
-        other, _ = cta.tensor.read(lanes[:, None] + 64 + 0 * columns, columns + 0 * lanes[:, None], "tcgen05.mma operand A")
+        other, _ = cta.tensor.read(
+            lanes[:, None] + 64 + 0 * columns, columns + 0 * lanes[:, None], "tcgen05.mma operand A"
+        )
         if (cells != other).any():
             raise IllegalOperation("tcgen05.mma, M = 128 of a pair: the copies of A in lanes 0-63 and 64-127 differ")
     words = np.ascontiguousarray(cells).view(f"u{shape.element_bytes}")
@@ -110,7 +116,9 @@ def values_of(words: np.ndarray, fmt: str, shape: MMAShape, *, in_tensor_memory:
     if shape.packed_fp4:  # two per byte, the lower K in the low nibble
         words = np.stack([words & 0xF, words >> 4], axis=-1).reshape(words.shape[0], -1)
     elif FORMATS[fmt].bits < 8:
-        words = _from_tensor_container(words, fmt) if in_tensor_memory else _from_padded_groups(words, FORMATS[fmt].bits)
+        words = (
+            _from_tensor_container(words, fmt) if in_tensor_memory else _from_padded_groups(words, FORMATS[fmt].bits)
+        )
     return decode(words, FORMATS[fmt])
 
 
@@ -127,7 +135,9 @@ def _from_tensor_container(words: np.ndarray, fmt: str) -> np.ndarray:
     return words >> 2 & 0xF if FORMATS[fmt].bits == 4 else words & 0x3F
 
 
-def read_scales(cta: CTA, address: int, rows: int, first_byte: int, count: int, split: bool, what: str) -> tuple[np.ndarray, np.ndarray]:
+def read_scales(
+    cta: CTA, address: int, rows: int, first_byte: int, count: int, split: bool, what: str
+) -> tuple[np.ndarray, np.ndarray]:
     """(rows, count) scale bytes from tensor memory, and which rows contain poison. All copies must agree."""
     lane, column = tmem.split_address(address & 0x3FFFFFFF)  # bits 31:30 may repeat the scale id
     lanes, columns = tmem.scale_cells(rows, split=split)
@@ -182,7 +192,15 @@ def multiply(ctas: list[CTA], p: Product, mode: str) -> None:
     """D = A B (+ D) in one CTA or in both of a pair: each has its rows of A and D and its half of B."""
     shape = p.shape
     parts = [
-        read_shared(cta, descriptor(p.b, "tcgen05.mma operand B"), shape.n // len(ctas), shape.b_format, shape, shape.b_mn_major, "B")
+        read_shared(
+            cta,
+            descriptor(p.b, "tcgen05.mma operand B"),
+            shape.n // len(ctas),
+            shape.b_format,
+            shape,
+            shape.b_mn_major,
+            "B",
+        )
         for cta in ctas
     ]
     b = Operand(np.concatenate([x.values for x in parts]), np.concatenate([x.poison for x in parts]))
@@ -203,13 +221,17 @@ def _multiply_one(cta: CTA, p: Product, a: Operand, b: Operand, mode: str, disab
     _, lanes, columns = tmem.accumulator_layout(shape.m, shape.n, shape.cta_group)
     lane, column = tmem.split_address(p.d)
     if lane not in shape.lane_bases:
-        raise IllegalOperation(f"tcgen05.mma: accumulator at lane {lane}; allowed for M = {shape.m}: {shape.lane_bases}")
+        raise IllegalOperation(
+            f"tcgen05.mma: accumulator at lane {lane}; allowed for M = {shape.m}: {shape.lane_bases}"
+        )
     lanes, columns = lanes + lane, columns + column
     rows_poison, columns_poison = a.poison, b.poison
     a_scale = b_scale = None
     if shape.scales:
         split = shape.m == 128 and shape.cta_group == 2
-        a_scale, sfa_poison = read_scales(cta, p.sfa, shape.m // shape.cta_group, shape.sfa_id, shape.scales, False, "A")
+        a_scale, sfa_poison = read_scales(
+            cta, p.sfa, shape.m // shape.cta_group, shape.sfa_id, shape.scales, False, "A"
+        )
         b_scale, sfb_poison = read_scales(cta, p.sfb, shape.n, shape.sfb_id, shape.scales, split, "B")
         rows_poison, columns_poison = rows_poison | sfa_poison, columns_poison | sfb_poison
     c, c_poison = _accumulator(cta, p, lanes, columns)
@@ -245,13 +267,25 @@ def _arithmetic(
         return _integer(shape, a, b, c)
     start = None
     if c is not None:
-        start = (c & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32) if shape.d_format == "f16" else c.view(np.float32)
+        start = (
+            (c & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32)
+            if shape.d_format == "f16"
+            else c.view(np.float32)
+        )
     if shape.scales and shape.packed_fp4:
         assert a_scale is not None and b_scale is not None
         a, b = scaled(a, a_scale, shape.scale_format), scaled(b, b_scale, shape.scale_format)
         a_scale = b_scale = None
     result = mma(
-        a, b, start, a_scale=a_scale, b_scale=b_scale, a_fmt=shape.a_format, b_fmt=shape.b_format, k_slice=shape.k, accumulate=mode
+        a,
+        b,
+        start,
+        a_scale=a_scale,
+        b_scale=b_scale,
+        a_fmt=shape.a_format,
+        b_fmt=shape.b_format,
+        k_slice=shape.k,
+        accumulate=mode,
     )
     result = result.astype(np.float32)
     nan = np.isnan(result)

@@ -88,7 +88,10 @@ def decode(raw: bytes) -> TensorMap:
     problems = [
         (rank > 5, f"rank {rank}; allowed: 1 to 5"),
         (code not in ELEMENT_TYPES, f"element type {code}; allowed: 0 to 13"),
-        (swizzle is None, f"swizzle mode {word >> 13 & 3}, atomicity {word >> 19 & 3}, which the emulator does not have"),
+        (
+            swizzle is None,
+            f"swizzle mode {word >> 13 & 3}, atomicity {word >> 19 & 3}, which the emulator does not have",
+        ),
         (word >> 11 & 3 != 0, f"interleave {word >> 11 & 3}; the emulator has tile mode without interleave"),
         (word & 0xF != 2, f"kind bits {word & 15:#x} in word 2 (no tiled tensor map was written here?)"),
         (address % 16 != 0, f"global address {address:#x}, not a multiple of 16"),
@@ -107,7 +110,9 @@ def decode(raw: bytes) -> TensorMap:
         unit = 2 if name == "b4x16" else 16
         element_bytes, padded = unit * bits // 8, 0 if name == "b4x16" else 16
         if box[0] % unit or dims[0] % unit:
-            raise IllegalOperation(f"tensor map of {name}: box {box[0]} and size {dims[0]} of dimension 0 must be multiples of {unit}")
+            raise IllegalOperation(
+                f"tensor map of {name}: box {box[0]} and size {dims[0]} of dimension 0 must be multiples of {unit}"
+            )
         box[0] //= unit
         dims[0] //= unit
     steps_[0] = 1  # ignored without interleave
@@ -136,7 +141,9 @@ def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | N
     if len(coordinates) != m.rank:
         raise IllegalOperation(f"{len(coordinates)} coordinates for a tensor map of rank {m.rank}")
     if coordinates[0] % m.unit_elements:
-        raise IllegalOperation(f"coordinate {coordinates[0]} of dimension 0 must be a multiple of {m.unit_elements} for {m.type}")
+        raise IllegalOperation(
+            f"coordinate {coordinates[0]} of dimension 0 must be a multiple of {m.unit_elements} for {m.type}"
+        )
     start = (coordinates[0] // m.unit_elements, *coordinates[1:])
     addresses: np.ndarray = np.array(m.address, np.int64)
     inside: np.ndarray = np.array(True)
@@ -181,7 +188,9 @@ def _float_conversions(bits: np.ndarray, m: TensorMap) -> np.ndarray:
         bits = np.where(bits & 0x7F800000 == 0, bits & np.uint32(0x80000000), bits)
     if m.tf32:
         finite = (bits & 0x7F800000) != 0x7F800000
-        bits = np.where(finite, bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)), bits) & np.uint32(0xFFFFE000)
+        bits = np.where(finite, bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)), bits) & np.uint32(
+            0xFFFFE000
+        )
     return bits.astype(np.uint32)
 
 

@@ -34,11 +34,15 @@ class TensorMemory:
         First fit at a multiple of the size; the ISA leaves the place open (inferred).
         """
         if columns not in ALLOCATION_COLUMNS:
-            raise IllegalOperation(f"tcgen05.alloc of {columns} columns: allowed are {', '.join(map(str, ALLOCATION_COLUMNS))}")
+            raise IllegalOperation(
+                f"tcgen05.alloc of {columns} columns: allowed are {', '.join(map(str, ALLOCATION_COLUMNS))}"
+            )
         if self.relinquished:
             raise IllegalOperation("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
         if columns > self.smallest:
-            raise IllegalOperation(f"tcgen05.alloc of {columns} columns after one of {self.smallest}: allocations must not grow")
+            raise IllegalOperation(
+                f"tcgen05.alloc of {columns} columns after one of {self.smallest}: allocations must not grow"
+            )
         for base in range(0, COLUMNS, columns):
             if not self._owned[base : base + columns].any():
                 self._owned[base : base + columns] = True
@@ -63,14 +67,18 @@ class TensorMemory:
             )
         missing = ~self._owned[columns]
         if missing.any():
-            raise OutOfBounds(f"{what} reaches column {int(np.asarray(columns)[missing].min())}, which is not allocated")
+            raise OutOfBounds(
+                f"{what} reaches column {int(np.asarray(columns)[missing].min())}, which is not allocated"
+            )
 
     def read(self, lanes: np.ndarray, columns: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
         """Cells and their shadow."""
         self.check(lanes, columns, what)
         return self.data[lanes, columns], self.shadow[lanes, columns]
 
-    def write(self, lanes: np.ndarray, columns: np.ndarray, values: np.ndarray, shadow: np.ndarray | int, what: str) -> None:
+    def write(
+        self, lanes: np.ndarray, columns: np.ndarray, values: np.ndarray, shadow: np.ndarray | int, what: str
+    ) -> None:
         """Set cells."""
         self.check(lanes, columns, what)
         self.data[lanes, columns] = values
