@@ -1,9 +1,11 @@
 """cuTensorMapEncodeTiled: the driver's argument rules and the 64 meaningful bytes of a tiled tensor map.
 
 Sources: CUDA Driver API, cuTensorMapEncodeTiled (rules); the bit positions are those that `tensormap.replace` compiles
-to for sm_100a, corrected by comparison with the maps that the CuTe DSL's host code writes inline. Bits 3:0, 18:17 and
-21 of word 2 were found by varying one argument at a time: documented nowhere, but the same in every map seen. Bytes
-0x40..0x7F are not written by either and are zero here.
+to for sm_100a. Measured on an H200 (driver 580.159.04, 2026-11-29, tests/emulator/host/test_tensormap_driver.py): the
+driver writes every field that exists on sm_90 at these positions and refuses every broken rule. Bits 3:0 (2 here, 0 on
+sm_90) and 21 of word 2 (never set on sm_90) come from the maps that the CuTe DSL's host code writes inline for sm_100a;
+types 13..15 and swizzles 4..6 exist from sm_100 on and are checked against nothing but those positions. Bytes
+0x40..0x7F are zero here: `tensormap.replace` and the DSL leave them alone, the driver keeps derived sizes there.
 """
 
 from __future__ import annotations
