@@ -88,10 +88,10 @@ def fig_p_scale(data: Mapping[str, ScaleOfP], *, ax: Ax = None) -> Figure:
         for marker, tensor in zip(style.MARKERS, ("O", "dV"), strict=False):
             color = style.TENSOR_COLORS[tensor]
             one.plot(study.offset_log2, study.db[tensor], marker=marker, color=color, label=f"{tensor}, constant scale")
-        dynamic = [study.dynamic_db["O"]]
-        one.plot([study.offset_log2[-1] + 1], dynamic, "o", mfc="white", color=style.TENSOR_COLORS["O"], label="O, dynamic scale")
+        last, dynamic = study.offset_log2[-1] + 1, study.dynamic_db["O"]
+        one.plot([last], [dynamic], "o", mfc="white", color=style.TENSOR_COLORS["O"], label="O, dynamic scale")
         labels = [f"$2^{offset}$" for offset in study.offset_log2]
-        one.set_xticks([*study.offset_log2, study.offset_log2[-1] + 1], [*labels, "dynamic"])
+        one.set_xticks([*study.offset_log2, last], [*labels, "dynamic"])
         one.set_title(label)
         one.set_xlabel("factor on stored P")
     axes[0].set_ylabel("SQNR against float64, dB")
