@@ -37,9 +37,9 @@ def polynomial(coefficients, f):
 def approximation_bound():
     """Bound of |p(f) / 2^f - 1| on [-1/2, 1/2]: samples, plus what the error can gain between two of them.
 
-    g = p - 2^f has the power series sum d_k f^k with d_k = c_k - (ln 2)^k / k!, so |g''| <= the sum of k (k - 1) |d_k|
-    2^(2-k).
-    Between samples h apart |g| exceeds the nearer one by at most (h/2) max |g'| <= (h/2) (|g'| there + h max |g''|).
+    g = p - 2^f has the power series sum d_k f^k with d_k = c_k - (ln 2)^k / k!, hence |g''| is at most the sum of
+    k (k - 1) |d_k| 2^(2 - k). Between samples h apart |g| exceeds the nearer one by at most (h / 2) max |g'|, and that
+    |g'| by at most h max |g''| what it is at the sample.
     """
     steps = 1 << 12
     h = mpf(1) / steps

@@ -42,7 +42,6 @@ from mxfp8fa.numerics.formats import (
 
 BLOCK = 32  # OCP MX v1.0, section 5.2: k = 32 for every MX format
 SCALE_NAN = 0xFF
-SCALE_MAX = 0xFE
 CODE_NAN = 0x7F
 ELEMENT_FORMATS = ("e4m3", "e5m2")
 SCALE_RULES = ("floor", "ceil", "even", "rceil")
@@ -285,12 +284,12 @@ def _scale_codes_of_bits(amax_bits: NDArray[np.int32], fmt: Format, rule: str) -
     _check_rule(rule)
     one = 1 << FLOAT32_MANTISSA_BITS
     carry = {"floor": 0, "ceil": one - 1, "even": one >> (fmt.mantissa_bits + 1), "rceil": one // 4 - 1}[rule]
-    # NaN and infinities overflow here, harmlessly; they are told apart afterwards.
+    # NaN and infinities overflow here, harmlessly; they are told apart afterwards. Nothing else exceeds code 247: the
+    # clamp at 254 is the format's, float32 never needs it.
     codes = np.add(amax_bits, np.int32(carry))
     np.right_shift(codes, np.int32(FLOAT32_MANTISSA_BITS), out=codes)
     np.subtract(codes, np.int32(fmt.max_exponent), out=codes)
     np.maximum(codes, np.int32(0), out=codes)
-    np.minimum(codes, np.int32(SCALE_MAX), out=codes)
     np.copyto(codes, np.int32(SCALE_NAN), where=amax_bits >= FLOAT32_INF_BITS)
     return codes.astype(np.uint8)
 
@@ -425,8 +424,8 @@ def _quantize_tile(
     scale[...] = tile_scale
 
     # 2^(127 - code) as bit patterns, spread over the elements: a broadcast operand would slow the multiplication down.
-    # Blocks with NaN are overwritten below, any multiplier does for them.
-    reciprocal = (254 - np.minimum(tile_scale, np.uint8(SCALE_MAX)).astype(np.int32)) << FLOAT32_MANTISSA_BITS
+    # Blocks with NaN are overwritten below, whatever comes out for them.
+    reciprocal = (254 - tile_scale.astype(np.int32)) << FLOAT32_MANTISSA_BITS
     spread = work.round.power[:size]
     np.copyto(spread.reshape(shape), reciprocal)
     values = magnitude.view(np.float32)
