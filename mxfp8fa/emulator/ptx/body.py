@@ -271,6 +271,8 @@ class Body:
         """
         cursor = self.cursor
         start = cursor.position
+        if start >= self._resume_at:
+            self._location, self._resume_at = self._latest, _NEVER
         location = self._place()
         while cursor.accept(","):
             word = cursor.peek()

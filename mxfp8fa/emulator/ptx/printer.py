@@ -60,7 +60,7 @@ def _header(function: Function) -> str:
     results = f" ({_parameters(function.results)})" if function.results else ""
     kind = ".entry" if isinstance(function, Kernel) else ".func"
     directives = "".join(f"\n.{name} {', '.join(map(str, n))}".rstrip() for name, n in function.directives.items())
-    directives += "".join(f'\n.pragma "{text}";' for index, text in function.pragmas if index < 0)
+    directives += "".join(f"\n{_pragma(text)}" for index, text in function.pragmas if index < 0)
     linkage = f".{function.linkage} " if function.linkage else ""
     return f"{linkage}{kind}{results} {function.name}({_parameters(function.params)}){directives}"
 
@@ -126,6 +126,12 @@ def _address(relocation: Relocation) -> str:
     return f"{name}+{relocation.addend}" if relocation.addend else name
 
 
+def _pragma(text: str) -> str:
+    """`.pragma "text";`."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'.pragma "{escaped}";'
+
+
 class _Body:
     """The inside of one function, with names made unique over all of its scopes."""
 
@@ -163,7 +169,7 @@ class _Body:
         for label in self.function.labels:
             before.setdefault(label.index, []).append(f"{self.labels[label.name, label.index]}:")
         for index, text in self.function.pragmas:
-            before.setdefault(index, []).append(f'\t.pragma "{text}";')
+            before.setdefault(index, []).append(f"\t{_pragma(text)}")
         for instruction in self.function.instructions:
             yield from before.get(instruction.index, ())
             yield from self._instruction(instruction)
@@ -176,7 +182,8 @@ class _Body:
             if isinstance(operand, BranchTargets):
                 self.targets += 1
                 operand = replace(operand, name=f"$targets${self.targets}")
-                yield f"{operand.name}: .branchtargets {', '.join(self.labels[t.name, t.index] for t in operand.labels)};"
+                names = ", ".join(self.labels[label.name, label.index] for label in operand.labels)
+                yield f"{operand.name}: .branchtargets {names};"
             operands.append(self._renamed(operand))
         guard = instruction.guard
         if guard is not None:
