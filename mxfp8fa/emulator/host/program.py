@@ -23,12 +23,16 @@ from .ptx_entries import EntryPoint, scan_entries
 _PREFIX = "mxfp8fa"
 _CACHE_ATTRIBUTE = "_mxfp8fa_program"
 _PROVIDED_BY_LOADER = {"_GLOBAL_OFFSET_TABLE_"}
+_MATH = [
+    *("ceil", "floor", "round", "rint", "trunc", "fmod", "fma", "fabs", "fmin", "fmax", "sqrt", "cbrt", "pow"),
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+    *("sinh", "cosh", "tanh", "erf", "erfc"),
+]
 # Harmless names of the C library; all of them work on host memory only.
 _C_LIBRARY = (
     {"memcpy", "memmove", "memset", "memcmp", "strlen", "malloc", "calloc", "realloc", "free", "aligned_alloc"}
     | {"printf", "puts", "putchar", "snprintf", "fflush"}
-    | {name + suffix for suffix in ("", "f") for name in ("ceil", "floor", "round", "rint", "trunc", "fmod", "fma")}
-    | {name + suffix for suffix in ("", "f") for name in ("exp", "exp2", "log", "log2", "pow", "sqrt", "sin", "cos")}
+    | {name + suffix for suffix in ("", "f") for name in _MATH}
 )
 # Functions of the DSL's runtime that host code can call and that have no meaning here; said in the error.
 _PURPOSES = {

@@ -117,3 +117,19 @@ def tma(a: cute.Tensor, rows: cutlass.Constexpr, columns: cutlass.Constexpr, swi
     layout = cute.make_composed_layout(cute.make_swizzle(swizzle_bits, 4, 3), 0, box)
     atom, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), a, layout, (rows, columns))
     tma_kernel(atom, tensor).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+@cute.jit
+def host_arithmetic(a: cute.Tensor, x: cutlass.Int32, f: cutlass.Float32):
+    """Host code with a branch, functions of the C library and output."""
+    cute.printf("x = {}", x)
+    blocks = x
+    if x > 3:
+        blocks = x + 1
+    fill_kernel(a, cute.math.exp(f) + cute.math.tanh(f)).launch(grid=(blocks, 1, 1), block=(32, 1, 1))
+
+
+@cute.jit
+def host_assertion(a: cute.Tensor, x: cutlass.Int32):
+    cute.testing.assert_(x > 3, "x must be larger")
+    fill_kernel(a, 1.0).launch(grid=(1, 1, 1), block=(32, 1, 1))

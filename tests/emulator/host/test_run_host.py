@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 import struct
 import threading
 import weakref
@@ -218,7 +219,28 @@ def test_an_object_with_an_unknown_symbol_is_not_loaded(scale_add):
 
 
 def test_c_library_names_resolve():
-    assert all(resolve({"memcpy", "printf", "exp2f", "fma"}).values())
+    from mxfp8fa.emulator.host import program
+
+    assert all(resolve(program._C_LIBRARY).values())
+
+
+def test_host_code_that_computes_and_prints(programs, launches, capfd):
+    a = torch.zeros(32)
+    compiled = cute.compile(programs.host_arithmetic, runtime.from_dlpack(a), 5, 1.0)
+    run_host(compiled, (a, 5, 0.5), {}, launches)
+    assert launches[0].grid == (6, 1, 1)
+    value = struct.unpack("<f", launches[0].params[1])[0]
+    assert value == pytest.approx(math.exp(0.5) + math.tanh(0.5), rel=1e-6)
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == "x = 5\n"
+
+
+def test_host_assertions_are_refused_by_name(programs, launches):
+    a = torch.zeros(32)
+    options = "--enable-assertions"
+    compiled = cute.compile(programs.host_assertion, runtime.from_dlpack(a), 5, options=options)
+    with pytest.raises(HostError, match=r"abort .*enable-assertions"):
+        run_host(compiled, (a, 5), {}, launches)
 
 
 def test_callbacks_outside_a_run_fail_quietly():
