@@ -252,8 +252,6 @@ def cvt_narrowing(
       not_modelled=NAN_F64)  # fmt: skip
 @pure("cvt{.rnd}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("f64",), atype=("bf16",), section=SECTION,
       not_modelled=NAN_F64)  # fmt: skip
-@pure("cvt{.rnd}.ftz.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("f32",), atype=("bf16",), section=SECTION,
-      not_modelled=NAN_BITS)  # fmt: skip
 def cvt_widening(
     a: Value, *, dtype: str, atype: str, rnd: str = "rn", ftz: bool = False, sat: bool = False
 ) -> Value:
@@ -268,6 +266,15 @@ def cvt_f32_bf16(a: Value, *, rnd: str = "rn") -> Value:
     return widen(a, FORMAT_OF["bf16"])
 
 
+@pure("cvt{.rnd}.ftz.f32.bf16 d:f32, a:bf16", rnd=ROUNDING, section=SECTION, not_modelled=NAN_BITS)
+def cvt_ftz_f32_bf16(a: Value, *, rnd: str = "rn") -> Value:
+    """d = a, zero if that is subnormal."""
+    return convert_float(a, "f32", "bf16", ftz=True)
+
+
+# -- float to the same type -------------------------------------------------------------------------------------------
+
+
 @pure("cvt.type.atype d:type, a:type", section=SECTION, moves=("a",), **F32)
 @pure("cvt.type.atype d:type, a:type", section=SECTION, moves=("a",), **F64)
 def cvt_same(a: Value, *, type: str, atype: str) -> Value:
@@ -277,10 +284,7 @@ def cvt_same(a: Value, *, type: str, atype: str) -> Value:
 
 @pure("cvt.irnd{.ftz}{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, section=SECTION,
       not_modelled=NAN_BITS, **F32)  # fmt: skip
-@pure("cvt.ftz{.sat}.type.atype d:type, a:type", section=SECTION, not_modelled=NAN_BITS, **F32)
-@pure("cvt.sat.type.atype d:type, a:type", section=SECTION, not_modelled=NAN_BITS, **F32)
 @pure("cvt.irnd{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, section=SECTION, not_modelled=NAN_F64, **F64)
-@pure("cvt.sat.type.atype d:type, a:type", section=SECTION, not_modelled=NAN_F64, **F64)
 @pure("cvt{.irnd}{.sat}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, type=("f16",), atype=("f16",),
       section=SECTION, not_modelled=NAN_BITS)  # fmt: skip
 @pure("cvt{.irnd}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, type=("bf16",), atype=("bf16",),
@@ -292,15 +296,34 @@ def cvt_integral(
     return convert_float(a, type, atype, irnd=irnd, ftz=ftz, sat=sat)
 
 
+@pure("cvt.ftz{.sat}.f32.f32 d, a", section=SECTION, not_modelled=NAN_BITS)
+def cvt_flushed(a: Value, *, sat: bool = False) -> Value:
+    """d = a, zero if that is subnormal."""
+    return convert_float(a, "f32", "f32", ftz=True, sat=sat)
+
+
+@pure("cvt.sat.type.atype d:type, a:type", section=SECTION, **F32)
+@pure("cvt.sat.type.atype d:type, a:type", section=SECTION, **F64)
+def cvt_saturated(a: Value, *, type: str, atype: str) -> Value:
+    """d = a clamped to [+0, 1]; NaN gives +0."""
+    return saturate(a)
+
+
+# -- f32 to 16 bits and tf32, with .relu and .satfinite ---------------------------------------------------------------
+
+
 @pure("cvt.rnd.relu{.satfinite}.dtype.f32 d:dtype, a:f32", rnd=("rn", "rz"), dtype=("f16", "bf16"), section=SECTION,
       not_modelled=NAN_BITS)  # fmt: skip
+def cvt_relu_half(a: Value, *, rnd: str, dtype: str, satfinite: bool = False) -> Value:
+    """d = a rounded to 16 bits, +0 if that is negative; with .satfinite overflow gives the largest value."""
+    return write_float(a, dtype, rnd, satfinite=satfinite, relu=True)
+
+
 @pure("cvt.rnd.satfinite.dtype.f32 d:dtype, a:f32", rnd=("rn", "rz"), dtype=("f16", "bf16"), section=SECTION,
       not_modelled=NAN_BITS)  # fmt: skip
-def cvt_half_f32(
-    a: Value, *, rnd: str, dtype: str, relu: bool = False, satfinite: bool = False
-) -> Value:
-    """d = a rounded to 16 bits; .relu turns a negative result into 0, .satfinite overflow into the largest value."""
-    return write_float(a, dtype, rnd, satfinite=satfinite, relu=relu)
+def cvt_satfinite_half(a: Value, *, rnd: str, dtype: str) -> Value:
+    """d = a rounded to 16 bits; overflow gives the largest value."""
+    return write_float(a, dtype, rnd, satfinite=True)
 
 
 @pure("cvt.rnd{.satfinite}{.relu}.tf32.f32 d:b32, a:f32", rnd=("rn", "rz"), section=SECTION, not_modelled=NAN_BITS)

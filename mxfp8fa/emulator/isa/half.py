@@ -109,13 +109,17 @@ def mul_half(a: Value, b: Value, *, type: str, rnd: str = "rn", ftz: bool = Fals
 
 
 @arithmetic("fma.rn{.ftz}{.sat}.type d, a, b, c", F16_TYPES, section="9.7.4 fma", not_modelled=f"{NAN_HALF} {OOB}")
+@arithmetic("fma.rn.type d, a, b, c", BF16_TYPES, section="9.7.4 fma", not_modelled=f"{NAN_HALF} {OOB}")
+def fma_half(a: Value, b: Value, c: Value, *, type: str, ftz: bool = False, sat: bool = False) -> Value:
+    """d = a * b + c, rounded once."""
+    return per_element(type, lambda x, y, z: fused_half(x, y, z, format_of(type), ftz, sat, relu=False), a, b, c)
+
+
 @arithmetic("fma.rn{.ftz}.relu.type d, a, b, c", F16_TYPES, section="9.7.4 fma", not_modelled=f"{NAN_HALF} {OOB}")
-@arithmetic("fma.rn{.relu}.type d, a, b, c", BF16_TYPES, section="9.7.4 fma", not_modelled=f"{NAN_HALF} {OOB}")
-def fma_half(
-    a: Value, b: Value, c: Value, *, type: str, ftz: bool = False, sat: bool = False, relu: bool = False
-) -> Value:
-    """d = a * b + c, rounded once; .relu turns a negative result into 0."""
-    return per_element(type, lambda x, y, z: fused_half(x, y, z, format_of(type), ftz, sat, relu), a, b, c)
+@arithmetic("fma.rn.relu.type d, a, b, c", BF16_TYPES, section="9.7.4 fma", not_modelled=f"{NAN_HALF} {OOB}")
+def fma_relu_half(a: Value, b: Value, c: Value, *, type: str, ftz: bool = False) -> Value:
+    """d = a * b + c, rounded once, +0 if that is negative."""
+    return per_element(type, lambda x, y, z: fused_half(x, y, z, format_of(type), ftz, sat=False, relu=True), a, b, c)
 
 
 # -- neg, abs, min, max -----------------------------------------------------------------------------------------------
