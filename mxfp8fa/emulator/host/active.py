@@ -7,7 +7,8 @@ What is replaced, on the DSL's classes and therefore in the whole process, and p
 
 A function without device code (`has_gpu_module` False) is left to the DSL. `active` may be nested: the innermost
 runner gets the calls. Opening, closing and looking up the runner are guarded by one lock, and calls made by other
-threads while it is open reach the same runner; what a runner does with concurrent calls is its own affair.
+threads while it is open reach the same runner; what a runner does with concurrent calls is its own affair. Not caught:
+an executor that `compiled.to(device)` made on a machine with a GPU before `active` was opened.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 DL_CUDA = 2  # kDLCUDA
 SOURCE_ATTRIBUTE = "_mxfp8fa_source"  # set on a from_dlpack tensor: what it was made of
 
@@ -219,9 +217,3 @@ def _device_type(value: Any) -> str | None:
 
 def _cpu_if_cuda(value: Any) -> Any:
     return "cpu" if _device_type(value) == "cuda" else value
-
-
-def numpy_view(tensor: Any) -> np.ndarray:
-    """A NumPy view of a torch tensor's or array's memory, for reading results."""
-    value = unwrap(tensor)
-    return plain(value).numpy() if hasattr(value, "untyped_storage") else np.asarray(value)
