@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mxfp8fa.numerics.quantize import BLOCK
+from mxfp8fa.numerics.mx_tensor import BLOCK
 
 TILE_TOKENS = 128
 

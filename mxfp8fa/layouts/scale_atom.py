@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxfp8fa.layouts.jagged import block_starts, cu_blocks, cu_tiles, padded_index
-from mxfp8fa.numerics.quantize import BLOCK, MXTensor, normalize_axes, normalize_cu_seqlens, scale_shape
+from mxfp8fa.numerics.mx_tensor import BLOCK, MXTensor, normalize_axes, normalize_cu_seqlens, scale_shape
 
 ATOM_ROWS, ATOM_COLUMNS = 128, 4
 ATOM_BYTES = ATOM_ROWS * ATOM_COLUMNS

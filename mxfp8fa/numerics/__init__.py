@@ -24,9 +24,12 @@ from mxfp8fa.numerics.formats import (
 )
 from mxfp8fa.numerics.forward import ForwardTile, attention_mxfp8
 from mxfp8fa.numerics.mma import mma
+from mxfp8fa.numerics.mx_tensor import BLOCK, MXTensor
 from mxfp8fa.numerics.options import AttentionOptions
-from mxfp8fa.numerics.quantize import BLOCK, SCALE_RULES, MXTensor, quantize, scale_codes
+from mxfp8fa.numerics.quantize import quantize
 from mxfp8fa.numerics.reference import attention_reference, attention_reference_backward
+from mxfp8fa.numerics.scalar import quantize_block_scalar, scale_code_scalar
+from mxfp8fa.numerics.scale_rules import SCALE_RULES, scale_codes
 from mxfp8fa.numerics.sqnr import (
     SqnrEntry,
     StrictSummary,
@@ -72,7 +75,9 @@ __all__ = [
     "get_format",
     "mma",
     "quantize",
+    "quantize_block_scalar",
     "row_sqnr_db",
+    "scale_code_scalar",
     "scale_codes",
     "sqnr_db",
     "strict_summary",

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mxfp8fa.numerics.formats import E8M0, FORMATS, TF32, Format, decode, get_format, to_float32
-from mxfp8fa.numerics.quantize import BLOCK, MXTensor
+from mxfp8fa.numerics.mx_tensor import BLOCK, MXTensor
 from mxfp8fa.numerics.tensor_core import TensorCoreOperand, tensor_core_step
 
 ACCUMULATE = ("exact", "float32", "blackwell")

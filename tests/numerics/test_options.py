@@ -8,7 +8,7 @@ import pytest
 
 from mxfp8fa.numerics import AttentionOptions
 from mxfp8fa.numerics.options import P_HEADROOM_LOG2
-from mxfp8fa.numerics.quantize import SCALE_RULES
+from mxfp8fa.numerics.scale_rules import SCALE_RULES
 
 
 def test_frozen_keyword_only_and_hashable():

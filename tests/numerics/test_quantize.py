@@ -2,14 +2,20 @@
 
 import math
 import sys
-from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from mxfp8fa.numerics.formats import decode, encode_scalar, get_format
-from mxfp8fa.numerics.quantize import SCALE_RULES, MXTensor, quantize, scale_codes
+from mxfp8fa.numerics import (
+    SCALE_RULES,
+    MXTensor,
+    decode,
+    quantize,
+    quantize_block_scalar,
+    scale_code_scalar,
+    scale_codes,
+)
 
 FLT_MAX = float(np.finfo(np.float32).max)
 quantize_module = sys.modules[quantize.__module__]
@@ -17,41 +23,9 @@ every_rule = pytest.mark.parametrize("rule", SCALE_RULES)
 every_format = pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
 
 
-def floor_log2(x):
-    exponent = x.numerator.bit_length() - x.denominator.bit_length()
-    return exponent if Fraction(2) ** exponent <= x else exponent - 1
-
-
-def exact_scale_code(amax, fmt, rule):
-    """The scale code by the definition of each rule, in rational arithmetic."""
-    if not math.isfinite(amax):
-        return 255
-    if amax == 0:
-        return 0
-    fmt, amax = get_format(fmt), Fraction(amax)
-    exponent = floor_log2(amax)
-    if rule == "floor":
-        k = exponent - fmt.max_exponent
-    elif rule == "ceil":
-        k = exponent + (amax > Fraction(2) ** exponent) - fmt.max_exponent
-    elif rule == "even":
-        ulp = Fraction(2) ** (exponent - fmt.mantissa_bits)
-        k = floor_log2((amax / ulp + Fraction(1, 2)).__floor__() * ulp) - fmt.max_exponent
-    else:
-        k = exponent - fmt.max_exponent
-        while amax > Fraction(fmt.max_value) * Fraction(2) ** k:
-            k += 1
-    return min(max(k + 127, 0), 254)
-
-
 def exact_block(block, fmt="e4m3", rule="rceil"):
-    """(scale code, codes) of one block of any shape."""
-    amax = max(abs(float(v)) if v == v else math.nan for v in block.flat) if not np.isnan(block).any() else math.nan
-    scale = exact_scale_code(amax, fmt, rule)
-    if scale == 255:
-        return scale, np.full(block.shape, 0x7F, np.uint8)
-    # Dividing a float32 by a power of two is exact in double precision.
-    codes = [encode_scalar(float(v) / 2.0 ** (scale - 127), fmt) for v in block.flat]
+    """(scale code, codes) of one block of any shape, by the scalar definition."""
+    scale, codes = quantize_block_scalar([float(v) for v in block.flat], fmt, rule)
     return scale, np.array(codes, np.uint8).reshape(block.shape)
 
 
@@ -112,7 +86,7 @@ def test_scale_codes_at_the_edges(edge):
     amax, *expected = edge
     got = [int(scale_codes(np.float32(amax), "e4m3", rule)) for rule in ("floor", "ceil", "even", "rceil")]
     assert got == expected
-    assert [exact_scale_code(amax, "e4m3", rule) for rule in ("floor", "ceil", "even", "rceil")] == expected
+    assert [scale_code_scalar(amax, "e4m3", rule) for rule in ("floor", "ceil", "even", "rceil")] == expected
 
 
 @every_rule
@@ -124,7 +98,7 @@ def test_scale_codes_equal_the_definition(rule, fmt):
     thresholds = np.outer([1, 1.75, 1.875, 1.9375], powers).astype(np.float32).reshape(-1)
     near = [np.nextafter(thresholds, np.float32(to)) for to in (0, np.inf)]
     amax = np.concatenate([random, thresholds, *near])
-    expected = [exact_scale_code(float(a), fmt, rule) for a in amax]
+    expected = [scale_code_scalar(float(a), fmt, rule) for a in amax]
     np.testing.assert_array_equal(scale_codes(amax, fmt, rule), expected)
 
 
