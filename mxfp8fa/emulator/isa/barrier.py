@@ -46,6 +46,7 @@ def synchronise(
     if barrier.generation == group.token:
         return warp.block(barrier.key, str(barrier))
     group.token = None
+    warp.machine.watch.acquire(barrier.key)
     return None
 
 
@@ -141,7 +142,7 @@ def cluster_arrive(warp: Warp, bits: int, *, sem: str = "release", aligned: bool
     """Arrive at the cluster barrier, without waiting."""
     if aligned and not warp.converged(warp.live, "barrier.cluster.arrive.aligned"):
         return Outcome.BLOCKED
-    warp.cta.cluster.barrier.arrive(warp, bits)
+    warp.cta.cluster.barrier.arrive(warp, bits, relaxed=sem == "relaxed")
     return None
 
 
@@ -151,7 +152,10 @@ def cluster_wait(warp: Warp, bits: int, *, acquire: bool = False, aligned: bool 
     if aligned and not warp.converged(warp.live, "barrier.cluster.wait.aligned"):
         return Outcome.BLOCKED
     barrier = warp.cta.cluster.barrier
-    return warp.block(barrier.key, str(barrier)) if barrier.waiting(warp, bits) else None
+    if barrier.waiting(warp, bits):
+        return warp.block(barrier.key, str(barrier))
+    warp.machine.watch.acquire(barrier.key)
+    return None
 
 
 _FENCE = "ordering: memory is sequentially consistent here, so a fence changes nothing"
@@ -176,8 +180,9 @@ _SCOPE = ("cta", "cluster", "gpu", "sys")
 )
 @machine("membar.level", level=("cta", "gl", "sys"), section="9.7.13 membar", not_modelled=_FENCE)
 @machine("membar.proxy.which", which=("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"), section="9.7.13 membar", not_modelled=_FENCE)  # fmt: skip
-def fence(warp: Warp, bits: int, **_: Any) -> None:
+def fence(warp: Warp, bits: int, *, which: str = "", op_restrict: str = "", **_: Any) -> None:
     """Order memory accesses."""
+    warp.machine.watch.fence(f"proxy.{which}" if which else op_restrict or "threads")
 
 
 @machine(

@@ -52,7 +52,10 @@ def _copy(warp: Warp, bits: int, to: np.ndarray, source: np.ndarray, size: int, 
         for i, (cta, offset) in zip(lanes, destination, strict=True):
             data = np.zeros(size, np.uint8)
             n = int(read_bytes[i])
+            if n:
+                machine.watch.memory(source[i : i + 1], n, write=False)
             data[:n] = machine.memory.bytes(int(source[i]), n) if n else 0
+            machine.watch.shared(cta, slice(offset, offset + size), size, write=True)
             cta.shared.words.write_bytes(offset, data)
         machine.count_bytes("global load", int(read_bytes[lanes].sum()))
         machine.count_bytes("shared store", size * lanes.size)
@@ -106,7 +109,14 @@ def wait_group(warp: Warp, bits: int, a: np.ndarray) -> Outcome | None:
     """Wait until at most the a newest groups of the thread are pending."""
     if _tracker(warp).unfinished(bits, int(a[0]), _done):
         return warp.block(("cp.async", id(warp)), f"cp.async.wait_group {int(a[0])}: copies are pending")
+    _known(warp, _tracker(warp).due(bits, int(a[0])))
     return None
+
+
+def _known(warp: Warp, ops: list[AsyncOp]) -> None:
+    """The warp has waited for these operations."""
+    for op in ops:
+        warp.machine.watch.waited(op)
 
 
 @machine("cp.async.wait_all", section="9.7.9.25 cp.async.wait_all")
@@ -114,6 +124,7 @@ def wait_all(warp: Warp, bits: int) -> Outcome | None:
     """Wait until all cp.async operations of the thread are complete."""
     if _tracker(warp).loose(bits, _done) or _tracker(warp).unfinished(bits, 0, _done):
         return warp.block(("cp.async", id(warp)), "cp.async.wait_all: copies are pending")
+    _known(warp, _tracker(warp).due(bits, 0) + [op for issued, op in _tracker(warp).open if issued & bits])
     return None
 
 

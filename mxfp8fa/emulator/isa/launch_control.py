@@ -36,6 +36,7 @@ def try_cancel(
 
     def run() -> None:
         for target in targets:
+            target.machine.watch.shared(target, slice(offset, offset + RESPONSE_BYTES), RESPONSE_BYTES, write=True)
             target.shared.words.write_bytes(offset, _response(origin))
             mbarriers.change(target, barrier, lambda m: m.complete_tx(RESPONSE_BYTES), f"{by} (try_cancel)")
 

@@ -31,8 +31,16 @@ def read(cta: CTA, offset: int) -> MBarrier:
         raise BarrierError(f"shared offset {offset:#x} of {cta}: {error.message}") from None
 
 
-def change(cta: CTA, offset: int, operation: Callable[[MBarrier], bool | None], who: str) -> None:
-    """Apply an operation to an mbarrier and wake its waiters if a phase completed."""
+def change(
+    cta: CTA, offset: int, operation: Callable[[MBarrier], bool | None], who: str, *, signals: bool = True
+) -> None:
+    """Apply an operation to an mbarrier and wake its waiters if a phase completed.
+
+    `signals`: whether what the actor did before becomes known to those who wait (arrivals and completions, not
+    expect_tx).
+    """
+    watch = cta.machine.watch
+    watch.barrier_used(cta, offset)
     barrier = read(cta, offset)
     try:
         completed = operation(barrier)
@@ -44,7 +52,10 @@ def change(cta: CTA, offset: int, operation: Callable[[MBarrier], bool | None], 
     cta.shared.words.store_word(offset, barrier.encode())
     cta.last_arrivals[offset] = who
     cta.machine.progress()
+    if signals:
+        watch.release(key(cta, offset))
     if completed:
+        watch.publish(key(cta, offset))
         cta.machine.wake(key(cta, offset))
 
 
@@ -60,21 +71,22 @@ def who(warp: Warp) -> str:
 
 
 def each(
-    warp: Warp, bits: int, space: str | None, addresses: np.ndarray, operation: Callable[[MBarrier, int], bool | None]
-) -> np.ndarray:
+    warp: Warp, bits: int, space: str | None, addresses: np.ndarray, operation: Callable[[MBarrier, int], bool | None],
+    *, signals: bool = True,
+) -> np.ndarray:  # fmt: skip
     """Apply operation(barrier, lane) for every active lane, in lane order; returns the states before, per lane."""
     tokens = np.zeros(32, np.uint64)
     by = who(warp)
     lanes = indices_of(bits).tolist()
     for address in dict.fromkeys(int(addresses[lane]) for lane in lanes):
         same = [lane for lane in lanes if int(addresses[lane]) == address]
-        _each_lane(warp, space, address, same, operation, tokens, by)
+        _each_lane(warp, space, address, same, operation, tokens, by, signals)
     return tokens
 
 
 def _each_lane(
     warp: Warp, space: str | None, address: int, lanes: list[int], operation: Callable[[MBarrier, int], bool | None],
-    tokens: np.ndarray, by: str,
+    tokens: np.ndarray, by: str, signals: bool,
 ) -> None:  # fmt: skip
     """The lanes that use one barrier, in order."""
     lane = lanes[0]
@@ -89,7 +101,7 @@ def _each_lane(
 
     try:
         cta, offset = access.shared_word(warp, space or "shared::cluster", address, 8, "mbarrier")
-        change(cta, offset, all_lanes, by)
+        change(cta, offset, all_lanes, by, signals=signals)
     except EmulationError as error:
         error.lane = lane if error.lane is None else error.lane
         raise
@@ -100,6 +112,7 @@ def init(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str | None 
     """Make [a] a barrier that expects b arrivals a phase."""
     for lane in indices_of(bits):
         cta, offset = access.shared_word(warp, ss or "shared::cluster", int(a[lane]), 8, "mbarrier.init")
+        cta.machine.watch.barrier_initialised(cta, offset)
         cta.shared.words.store_word(offset, MBarrier.init(int(b[lane])).encode())
         cta.last_arrivals.pop(offset, None)
     warp.machine.progress()
@@ -117,7 +130,7 @@ def inval(warp: Warp, bits: int, a: np.ndarray, *, ss: str | None = None) -> Non
 @machine("mbarrier.expect_tx{.sem}{.scope}{.ss}.b64 [a], b:u32", section="9.7.13.15 mbarrier.expect_tx", **MODS)
 def expect_tx(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str | None = None, **_: Any) -> None:
     """Raise the transaction count of [a] by b."""
-    each(warp, bits, ss, a, lambda m, lane: m.expect_tx(int(b[lane])))
+    each(warp, bits, ss, a, lambda m, lane: m.expect_tx(int(b[lane])), signals=False)
 
 
 @machine("mbarrier.complete_tx{.sem}{.scope}{.ss}.b64 [a], b:u32", section="9.7.13.15 mbarrier.complete_tx", **MODS)
@@ -207,9 +220,13 @@ def _wait(
     blocked: tuple[CTA, int, MBarrier] | None = None
     for lane in indices_of(bits):
         cta, offset = access.shared_word(warp, ss or "shared::cta", int(a[lane]), 8, "mbarrier wait")
+        cta.machine.watch.barrier_used(cta, offset)
         barrier = read(cta, offset)
         result[lane] = passed(barrier, int(lane))
-        if not result[lane]:
+        if result[lane]:
+            cta.machine.watch.acquire(key(cta, offset))
+        else:
+            cta.machine.watch.barrier_missed(cta, offset, 1 - barrier.phase)
             blocked = (cta, offset, barrier)
     if blocked is None or not blocking or warp.group.timed_out:
         warp.group.timed_out = False

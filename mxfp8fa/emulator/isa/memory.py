@@ -64,11 +64,12 @@ def ld(
     type: str,
     ss: str | None = None,
     vec: str | None = None,
+    sem: str = "weak",
     **_: Any,
 ) -> Any:
     """d = the words at [a]; a register wider than the type is sign- or zero-extended."""
     size, count = words_of(type, vec)
-    return access.load(warp, bits, space_of(ss), a, size, count)
+    return access.load(warp, bits, space_of(ss), a, size, count, atomic=sem != "weak")
 
 
 @machine("ldu{.ss}{.vec}.type d, [a]", ss=("global",), vec=VECTORS, type=SCALARS, section="9.7.9 ldu")
@@ -93,10 +94,11 @@ def st(
     type: str,
     ss: str | None = None,
     vec: str | None = None,
+    sem: str = "weak",
     **_: Any,
 ) -> None:
     """The words at [a] = b."""
-    access.store(warp, bits, space_of(ss), a, b)
+    access.store(warp, bits, space_of(ss), a, b, atomic=sem != "weak")
 
 
 @pure(

@@ -14,7 +14,7 @@ from mxfp8fa.emulator.machine import access
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
 from mxfp8fa.emulator.machine.cluster import CTA
 from mxfp8fa.emulator.machine.tensor_core import descriptor, tensor_pipe, the_pair
-from mxfp8fa.emulator.machine.warp import Outcome, Warp, indices_of
+from mxfp8fa.emulator.machine.warp import Late, Outcome, Warp, indices_of
 from mxfp8fa.layouts import tmem
 from mxfp8fa.layouts.matrix_descriptor import MatrixDescriptor
 
@@ -125,7 +125,9 @@ def _ld(warp: Warp, bits: int, a: np.ndarray, shape: str, number: str, packed: b
     cta = warp.cta
     lanes, columns = _cells(warp, bits, a, shape, number, packed, split, "tcgen05.ld")
     warp.machine.count_bytes("tensor load", 4 * lanes.size * (1 + packed))
-    return lambda: _read(cta, lanes, columns, packed)
+    watch = warp.machine.watch
+    watch.tensor_pending(cta, lanes, columns)
+    return Late(lambda: _read(cta, lanes, columns, packed), lambda: watch.tensor(cta, lanes, columns, write=False))
 
 
 @machine(
@@ -167,6 +169,7 @@ def _st(
     warp.machine.count_bytes("tensor store", 4 * lanes.size * (1 + unpack))
 
     def run() -> None:
+        warp.machine.watch.tensor(cta, lanes, columns, write=True)
         low = np.uint32(0xFFFF) if unpack else np.uint32(0xFFFFFFFF)
         cta.tensor.write(lanes, columns, values & low, shadow & low, "tcgen05.st")
         if unpack:  # the upper halves of unpacked cells are not documented: written as zero
@@ -175,7 +178,6 @@ def _st(
         warp.machine.wake(("tcgen05.st", id(warp)))
 
     pending = warp.extra.setdefault("tcgen05_st", [])
-    pending[:] = [op for op in pending if not op.done]
     pending.append(
         warp.machine.asynchronous.issue(AsyncOp(("tcgen05.st", id(warp)), run, warp.site(warp.group.pc), "tcgen05.st"))
     )
@@ -220,6 +222,8 @@ def wait_st(warp: Warp, bits: int) -> Outcome | None:
         return Outcome.BLOCKED
     if any(not op.done for op in warp.extra.get("tcgen05_st", ())):
         return warp.block(("tcgen05.st", id(warp)), "tcgen05.wait::st: stores are pending")
+    for op in warp.extra.pop("tcgen05_st", ()):
+        warp.machine.watch.waited(op)
     return None
 
 
@@ -305,7 +309,9 @@ def _copy_rows(cta: CTA, source: MatrixDescriptor, address: int, shape: str, mul
     lanes = tmem.copy_lanes(shape, multicast) + lane
     columns = np.arange(row_bytes // 4) + column
     poison = np.zeros_like(words) if shadow is None else shadow
+    cta.machine.watch.shared(cta, where.reshape(-1), 4, write=False)
     for copy in lanes:
+        cta.machine.watch.tensor(cta, copy[:, None] + 0 * columns, columns + 0 * copy[:, None], write=True)
         cta.tensor.write(copy[:, None] + 0 * columns, columns + 0 * copy[:, None], words, poison, "tcgen05.cp")
     cta.machine.count_bytes("tensor store", words.nbytes * len(lanes))
     cta.machine.count_bytes("shared load", words.nbytes)
@@ -323,6 +329,7 @@ def shift(warp: Warp, bits: int, a: np.ndarray, *, group: str) -> None:
     def run() -> None:
         for cta in the_pair(warp.cta, group):
             target, source = np.arange(lane, lane + 31)[:, None], np.arange(lane + 1, lane + 32)[:, None]
+            cta.machine.watch.tensor(cta, target + 0 * columns, columns + 0 * target, write=True)
             values, shadow = cta.tensor.read(source + 0 * columns, columns + 0 * source, "tcgen05.shift")
             cta.tensor.write(target + 0 * columns, columns + 0 * target, values, shadow, "tcgen05.shift")
         warp.machine.progress()

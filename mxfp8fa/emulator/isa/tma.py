@@ -78,6 +78,7 @@ def _queue_load(
     by, site, m = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
 
     def run() -> None:
+        m.watch.memory(box.addresses[box.inside].astype(np.uint64), tensor.element_bytes, write=False)
         data = tensor_map.read_box(box, tensor, m.memory)
         _write_shared(cta, tensor, offset, data)
         m.count_bytes("global load", data.nbytes)
@@ -91,6 +92,7 @@ def _write_shared(cta: CTA, tensor: TensorMap, offset: int, data: np.ndarray) ->
     """Place dense elements; padding of 4- and 6-bit groups stays as it is."""
     offsets = tensor_map.shared_offsets(tensor, offset, data.shape[0])
     size = tensor.element_bytes
+    cta.machine.watch.shared(cta, slice(offset, offset + tensor.shared_bytes), size, write=True)
     if size in (1, 2, 4, 8):
         cta.shared.words.store(offsets, size, np.ascontiguousarray(data).view(f"u{size}")[:, 0], None)
     else:
@@ -203,6 +205,7 @@ def _queue_store(
     data: list[np.ndarray] = []
 
     def read() -> None:
+        m.watch.shared(cta, where, size, write=False)
         values, shadow = cta.shared.words.load(where, size)
         if shadow is not None:
             raise PoisonError(
@@ -213,6 +216,7 @@ def _queue_store(
         m.wake(("bulk", id(warp)))
 
     def write() -> None:
+        m.watch.memory(addresses, size, write=True, atomic=combine is not None)
         new = data[0] if combine is None else combine(m.memory.load(addresses, size), data[0])
         m.memory.store(addresses, size, new)
         m.count_bytes("global store", new.nbytes)
@@ -268,6 +272,8 @@ def _queue_bulk_load(warp: Warp, address: int, size: int, cta: CTA, offset: int,
     by, m = mbarriers.who(warp), warp.machine
 
     def run() -> None:
+        m.watch.memory(np.arange(address, address + size, 4, dtype=np.uint64), 4, write=False)
+        m.watch.shared(cta, slice(offset, offset + size), size, write=True)
         cta.shared.words.write_bytes(offset, m.memory.bytes(address, size).copy())
         m.count_bytes("global load", size)
         m.count_bytes("shared store", size)
@@ -327,6 +333,8 @@ def _peer(
             offset: int = offset,
             barrier: int = barrier,
         ) -> None:
+            machine_.watch.shared(source, slice(start, start + size), size, write=False)
+            machine_.watch.shared(target, slice(offset, offset + size), size, write=True, atomic=reduction is not None)
             data, shadow = source.shared.words.read_bytes(start, size)
             if reduction is not None:
                 width, combine = reduction
@@ -401,8 +409,11 @@ def wait_group(warp: Warp, bits: int, a: np.ndarray, *, read: bool = False) -> O
     def finished(op: AsyncOp) -> bool:
         return op.done or (read and op.after is not None and op.after.done)
 
-    if _tracker(warp).unfinished(bits, int(a[indices_of(bits)[0]]), finished):
+    newest = int(a[indices_of(bits)[0]])
+    if _tracker(warp).unfinished(bits, newest, finished):
         return warp.block(("bulk", id(warp)), f"cp.async.bulk.wait_group{'.read' if read else ''}: copies are pending")
+    for op in _tracker(warp).due(bits, newest):
+        warp.machine.watch.waited(op.after if read and op.after is not None else op)
     return None
 
 

@@ -54,7 +54,9 @@ def split_ctas(warp: Warp, space: str, addresses: np.ndarray) -> Iterator[tuple[
         yield cta, positions, addresses[positions] & np.uint64(SHARED_OFFSET_MASK)
 
 
-def load(warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: int, count: int = 1) -> list[Tracked]:
+def load(
+    warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: int, count: int = 1, *, atomic: bool = False
+) -> list[Tracked]:
     """`count` consecutive words per active lane."""
     lanes = indices_of(bits)
     dtype = WORDS[word_bytes]
@@ -66,6 +68,7 @@ def load(warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: i
         if place in _SHARED_SPACES:
             for cta, inside, offsets in split_ctas(warp, place, where):
                 _rename_lanes(lanes[at[inside]], cta.shared.check, offsets, word_bytes * count, "load")
+                warp.machine.watch.shared(cta, offsets, word_bytes * count, write=False, atomic=atomic)
                 got, poison = cta.shared.words.load(offsets[None, :] + step, word_bytes)
                 values[:, lanes[at[inside]]] = got
                 shadow = _add_shadow(shadow, values, lanes[at[inside]], poison)
@@ -77,6 +80,7 @@ def load(warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: i
             shadow = _add_shadow(shadow, values, lanes[at], poison)
         else:
             _rename_lanes(lanes[at], warp.machine.memory.check, where, word_bytes * count, "load", write=False)
+            warp.machine.watch.memory(where, word_bytes * count, write=False, atomic=atomic)
             values[:, lanes[at]] = warp.machine.memory.load(where[None, :] + step, word_bytes)
     if shadow is not None and warp.machine.options.uninitialised == "strict":
         lane = int(np.nonzero(shadow.any(axis=0))[0][0])
@@ -86,7 +90,9 @@ def load(warp: Warp, bits: int, space: str, addresses: np.ndarray, word_bytes: i
     return [(values[i], None if shadow is None or not shadow[i].any() else shadow[i]) for i in range(count)]
 
 
-def store(warp: Warp, bits: int, space: str, addresses: np.ndarray, words: list[Tracked]) -> None:
+def store(
+    warp: Warp, bits: int, space: str, addresses: np.ndarray, words: list[Tracked], *, atomic: bool = False
+) -> None:
     """Consecutive words per active lane. Poison may go to shared and local memory, not to global memory."""
     lanes = indices_of(bits)
     word_bytes = words[0][0].dtype.itemsize
@@ -97,6 +103,7 @@ def store(warp: Warp, bits: int, space: str, addresses: np.ndarray, words: list[
             for cta, inside, offsets in split_ctas(warp, place, where):
                 chosen = lanes[at[inside]]
                 _rename_lanes(chosen, cta.shared.check, offsets, access_bytes, "store")
+                warp.machine.watch.shared(cta, offsets, access_bytes, write=True, atomic=atomic)
                 for i, (value, shadow) in enumerate(words):
                     part = None if shadow is None else shadow[chosen]
                     cta.shared.words.store(offsets + np.uint64(i * word_bytes), word_bytes, value[chosen], part)
@@ -109,6 +116,7 @@ def store(warp: Warp, bits: int, space: str, addresses: np.ndarray, words: list[
         elif place == "global":
             chosen = lanes[at]
             _rename_lanes(chosen, warp.machine.memory.check, where, access_bytes, "store", write=True)
+            warp.machine.watch.memory(where, access_bytes, write=True, atomic=atomic)
             for i, (value, shadow) in enumerate(words):
                 refuse_poison(shadow, chosen, f"a store to global memory (address {int(where[0]):#x}...)")
                 warp.machine.memory.store(where + np.uint64(i * word_bytes), word_bytes, value[chosen])
@@ -138,10 +146,10 @@ def update(
         now = 0
         for k in first:
             now |= 1 << int(lanes[k])
-        ((old, shadow),) = load(warp, now, space, addresses, word_bytes)
+        ((old, shadow),) = load(warp, now, space, addresses, word_bytes, atomic=True)
         chosen = indices_of(now)
         refuse_poison(shadow, chosen, f"an atomic operation on {space} memory that was never written")
-        store(warp, now, space, addresses, [(compute(now, old), None)])
+        store(warp, now, space, addresses, [(compute(now, old), None)], atomic=True)
         old_values[chosen] = old[chosen]
         remaining &= ~now
     return old_values, old_shadow

@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from mxfp8fa.emulator.errors import EmulationError, Site
+from mxfp8fa.emulator.machine.watch import Watch
 
 SCHEDULES = ("eager", "lazy", "random")
 
@@ -27,6 +29,7 @@ class AsyncOp:
         site: where it was issued.
         what: name for reports.
         after: the operation of the same copy that came before it (a store's read of shared memory), or None.
+        clock: an observer's note.
         done: whether it completed.
     """
 
@@ -35,13 +38,15 @@ class AsyncOp:
     site: Site
     what: str
     after: AsyncOp | None = None
+    clock: Any = None
     done: bool = False
 
 
 class AsyncEngine:
     """The pending operations of one launch."""
 
-    def __init__(self, schedule: str, rng: Random):
+    def __init__(self, schedule: str, rng: Random, watch: Watch):
+        self._watch = watch
         self._eager = schedule == "eager"
         self._rng = rng
         self._queues: dict[Hashable, deque[AsyncOp]] = {}
@@ -51,6 +56,7 @@ class AsyncEngine:
 
     def issue(self, op: AsyncOp) -> AsyncOp:
         """Start an operation; under "eager" it completes at once (after older ones of its queue)."""
+        self._watch.issued(op)
         self._queues.setdefault(op.queue, deque()).append(op)
         if self._eager:
             self.drain(op.queue)
@@ -71,12 +77,14 @@ class AsyncEngine:
         op = queue.popleft()
         if not queue:
             del self._queues[key]
+        self._watch.begin(op)
         try:
             op.run()
         except EmulationError as error:
             error.site = error.site or op.site
             raise
         op.done = True
+        self._watch.end(op)
 
     def pending(self) -> list[AsyncOp]:
         """Everything outstanding, oldest queue first."""

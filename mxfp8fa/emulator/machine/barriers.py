@@ -55,6 +55,7 @@ class NamedBarrier:
         self._expect(count)
         generation = self.generation
         seen = self.partial.get(warp.index, 0) | bits
+        self.cta.machine.watch.release(self.key)
         if predicate is not None:
             self.reduction.true += int(predicate.sum())
             self.reduction.seen += bits.bit_count()
@@ -93,6 +94,7 @@ class NamedBarrier:
             self.generation += 1
             self.finished, self.reduction = self.reduction, Reduction()
             self.cta.machine.progress()
+            self.cta.machine.watch.publish(self.key)
             self.cta.machine.wake(self.key)
 
     def __str__(self) -> str:
@@ -116,7 +118,7 @@ class ClusterBarrier:
         """What waiters block on."""
         return ("barrier.cluster", id(self.cluster))
 
-    def arrive(self, warp: Warp, bits: int) -> None:
+    def arrive(self, warp: Warp, bits: int, *, relaxed: bool = False) -> None:
         """Threads arrive; each remembers the phase it arrived in."""
         phases = warp.extra.setdefault("cluster_phase", [None] * WARP_LANES)
         for lane in range(WARP_LANES):
@@ -125,6 +127,7 @@ class ClusterBarrier:
                     raise BarrierError("barrier.cluster.arrive twice without a wait in between", lane=lane)
                 phases[lane] = self.phase
         self.arrived += bits.bit_count()
+        self.cluster.machine.watch.release(self.key, relaxed=relaxed)
         self.last_arrival = f"CTA {warp.cta.index} warp {warp.index}"
         self.check()
 
@@ -156,6 +159,7 @@ class ClusterBarrier:
             self.arrived = 0
             self.phase += 1
             self.cluster.machine.progress()
+            self.cluster.machine.watch.publish(self.key)
             self.cluster.machine.wake(self.key)
 
     def __str__(self) -> str:

@@ -391,7 +391,7 @@ def _bind_machine(
         if result is None or isinstance(result, Outcome):
             return result
         if late:
-            warp.defer(registers, lambda: deliver(warp, bits, result()))
+            warp.defer(registers, lambda: deliver(warp, bits, result.read()), result.done)
         else:
             deliver(warp, bits, result)
         return None

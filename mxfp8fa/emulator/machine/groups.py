@@ -50,6 +50,14 @@ class GroupTracker:
                 return True
         return False
 
+    def due(self, bits: int, newest: int) -> list[AsyncOp]:
+        """Operations of the threads' groups older than the `newest` latest ones."""
+        found: dict[int, AsyncOp] = {}
+        for lane in indices_of(bits):
+            mine = [g for g in self.groups if g.bits >> int(lane) & 1]
+            found.update({id(op): op for g in mine[: len(mine) - newest] for op in g.ops})
+        return list(found.values())
+
     def loose(self, bits: int, finished: Finished) -> bool:
         """Whether the threads have unfinished operations outside any group."""
         return any(not finished(op) for issued, op in self.open if issued & bits)

@@ -23,6 +23,7 @@ from mxfp8fa.emulator.machine.asynchronous import AsyncEngine
 from mxfp8fa.emulator.machine.cluster import Cluster
 from mxfp8fa.emulator.machine.memory import SHARED_LIMIT_BYTES, GlobalMemory
 from mxfp8fa.emulator.machine.warp import Warp
+from mxfp8fa.emulator.machine.watch import Watch
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
@@ -44,13 +45,16 @@ class Machine:
         bytes_moved: bytes read and written, by memory ("global load", ...).
     """
 
-    def __init__(self, program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options):
+    def __init__(
+        self, program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options, watch: Watch | None = None
+    ):
         self.program = program
         self.launch = launch
         self.memory = memory
         self.options = options
         self.rng = Random(options.seed)
-        self.asynchronous = AsyncEngine(options.schedule, self.rng)
+        self.watch = watch or Watch()
+        self.asynchronous = AsyncEngine(options.schedule, self.rng, self.watch)
         self.epoch = 0
         self.bytes_moved: dict[str, int] = {}
         self.resident: list[Cluster] = []
@@ -172,6 +176,7 @@ class Machine:
 
     def _run_warp(self, warp: Warp, quantum: int) -> None:
         before = self.epoch
+        self.watch.run_warp(warp)
         executed = warp.run(quantum)
         self.instructions += executed
         if self.epoch != before or executed < quantum:
@@ -208,6 +213,8 @@ class Machine:
     def _retire_clusters(self) -> None:
         for cluster in [c for c in self.resident if c.done]:
             self.resident.remove(cluster)
+            for cta in cluster.ctas:
+                self.watch.cta_done(cta)
             self.finished_clusters += 1
 
     # -- reports ------------------------------------------------------------------------------------------------------

@@ -59,6 +59,12 @@ def operand_addresses(d: MatrixDescriptor, rows: int, k_bytes: int, element_byte
     return addresses
 
 
+@lru_cache(maxsize=1024)
+def _words_touched(d: MatrixDescriptor, rows: int, k_bytes: int, element_bytes: int, mn_major: bool) -> np.ndarray:
+    """Offsets of the 4-byte words that an operand lies in."""
+    return np.unique(operand_addresses(d, rows, k_bytes, element_bytes, mn_major) & ~3)
+
+
 @dataclass(frozen=True)
 class Operand:
     """Values of one operand in one CTA, and which rows contain poison.
@@ -81,6 +87,8 @@ def read_shared(
     cta.shared.check(
         np.array([addresses.min(), addresses.max()], np.uint64), element_bytes, f"tcgen05.mma operand {what}"
     )
+    if cta.machine.watch.watching:
+        cta.machine.watch.shared(cta, _words_touched(d, rows, shape.k_bytes, element_bytes, mn_major), 4, write=False)
     words, shadow = cta.shared.words.load(addresses, element_bytes)
     poison = np.zeros(rows, bool) if shadow is None else shadow.any(axis=1)
     cta.machine.count_bytes("shared load", words.nbytes)
@@ -92,6 +100,7 @@ def read_tensor_a(cta: CTA, address: int, fmt: str, shape: MMAShape) -> Operand:
     lane, column = tmem.split_address(address)
     lanes = tmem.row_lanes(shape.m, shape.cta_group) + lane
     columns = np.arange(shape.k_bytes // 4) + column
+    cta.machine.watch.tensor(cta, lanes[:, None] + 0 * columns, columns + 0 * lanes[:, None], write=False)
     cells, shadow = cta.tensor.read(lanes[:, None] + 0 * columns, columns + 0 * lanes[:, None], "tcgen05.mma operand A")
     if shape.m == 128 and shape.cta_group == 2:  # both halves of the lanes must hold the CTA's 64 rows
         other, _ = cta.tensor.read(
@@ -141,6 +150,7 @@ def read_scales(
     """(rows, count) scale bytes from tensor memory, and which rows contain poison. All copies must agree."""
     lane, column = tmem.split_address(address & 0x3FFFFFFF)  # bits 31:30 may repeat the scale id
     lanes, columns = tmem.scale_cells(rows, split=split)
+    cta.machine.watch.tensor(cta, lanes + lane, columns + column, write=False)
     cells, shadow = cta.tensor.read(lanes + lane, columns + column, f"tcgen05.mma scale factors {what}")
     differ = (cells != cells[0]) & ((shadow | shadow[0]) == 0)
     if differ.any():
@@ -234,6 +244,7 @@ def _multiply_one(cta: CTA, p: Product, a: Operand, b: Operand, mode: str, disab
         )
         b_scale, sfb_poison = read_scales(cta, p.sfb, shape.n, shape.sfb_id, shape.scales, split, "B")
         rows_poison, columns_poison = rows_poison | sfa_poison, columns_poison | sfb_poison
+    cta.machine.watch.tensor(cta, lanes, columns, write=True)
     c, c_poison = _accumulator(cta, p, lanes, columns)
     result = _arithmetic(shape, a.values, b.values, a_scale, b_scale, c, mode)
     poison = (rows_poison[:, None] | columns_poison[None, :] | c_poison).astype(np.uint32) * np.uint32(0xFFFFFFFF)

@@ -1,8 +1,9 @@
 """A warp: 32 threads, their registers, and the groups they have diverged into.
 
-Threads with the same program counter form a `Group`. The warp always runs its runnable group with the lowest program
-counter and merges groups that meet, which reconverges structured code at the earliest point (the hardware's own policy
-is not documented; no correct program can depend on it).
+Threads with the same program counter form a `Group`. The warp runs its runnable group with the lowest program counter
+and merges groups that meet, which reconverges structured code at the earliest point; a group that has run for a whole
+quantum gives way to the next, so threads may wait for threads of their own warp. (The hardware's policy is not
+documented beyond that guarantee of progress; no correct program can depend on more.)
 """
 
 from __future__ import annotations
@@ -72,6 +73,19 @@ class Wait:
     may_time_out: bool = False
 
 
+@dataclass(frozen=True)
+class Late:
+    """What an instruction returns whose result comes later (tcgen05.ld).
+
+    Attributes:
+        read: reads the result.
+        done: tells an observer that the read is over.
+    """
+
+    read: Callable[[], Any]
+    done: Callable[[], None]
+
+
 @dataclass(eq=False)
 class Group:
     """Threads of a warp that run together.
@@ -116,6 +130,7 @@ class Warp:
         self.shadow: list[np.ndarray | None] = list(program.blank_shadow)
         self.group = Group(0, bits)
         self.groups = [self.group]
+        self._favoured: Group | None = None
         self.instructions = 0
         self.local: Any = None
         self.extra: dict[str, Any] = {}
@@ -154,20 +169,27 @@ class Warp:
 
     # -- loads that complete late ---------------------------------------------------------------------------------------
 
-    def defer(self, registers: frozenset[int], deliver: Callable[[], None]) -> None:
+    def defer(self, registers: frozenset[int], deliver: Callable[[], None], done: Callable[[], None]) -> None:
         """A load into `registers` was issued: deliver now (eager), or when a register is named or the load is waited for.
 
         The addresses it reads may change until then, as they may on the hardware.
         """
         options = self.machine.options
+
+        def complete() -> None:
+            deliver()
+            done()
+
         if options.wait_ld == "required":
             for register in registers:
                 self.write(register, self.regs[register], self.group.bits, ~np.zeros_like(self.regs[register]))
-            self.pending.append((frozenset(), deliver))
+            self.pending.append((frozenset(), complete))
         elif options.schedule == "eager" or (options.schedule == "random" and self.machine.rng.random() < 0.5):
             deliver()
+            if self.machine.watch.watching:
+                self.pending.append((registers, done))
         else:
-            self.pending.append((registers, deliver))
+            self.pending.append((registers, complete))
 
     def settle_all(self) -> None:
         """Deliver every late load."""
@@ -218,6 +240,9 @@ class Warp:
         else:
             self.group.pc += 1
         self.cta.on_exit(self, bits)
+        for group in self.groups:  # whoever waited for these threads to converge waits no longer
+            if group.wait is not None and group.wait.key == ("converge", id(self)):
+                group.wait = None
         self._choose()
         return JUMP
 
@@ -235,7 +260,17 @@ class Warp:
                 else:
                     merged.append(g)
             self.groups = merged
-        self.group = next((g for g in self.groups if g.wait is None), self.groups[0] if self.groups else self.group)
+        if self._favoured not in self.groups or self._favoured.wait is not None:
+            self._favoured = None
+        runnable = (g for g in self.groups if g.wait is None)
+        self.group = self._favoured or next(runnable, self.groups[0] if self.groups else self.group)
+
+    def _take_turns(self) -> None:
+        """Favour another group for the next quantum: threads that poll must not starve those they wait for."""
+        runnable = [g for g in self.groups if g.wait is None]
+        if len(runnable) > 1:
+            at = runnable.index(self.group) if self.group in runnable else -1
+            self._favoured = runnable[(at + 1) % len(runnable)]
 
     def converged(self, needed: int, what: str) -> bool:
         """Whether every live thread in `needed` is in the running group; if not, block until they arrive.
@@ -280,6 +315,8 @@ class Warp:
             if error.site is None:
                 error.site = self.site(self.group.pc, error.lane)
             raise
+        if left == 0:
+            self._take_turns()
         self.instructions += budget - left
         return budget - left
 
