@@ -223,6 +223,18 @@ def test_a_reader_that_went_away_is_no_error():
     assert "BrokenPipe" not in run.stderr
 
 
+@pytest.mark.parametrize("given", [None, "3"])
+def test_one_blas_thread_unless_the_user_says_otherwise(given):
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    environment |= {"OPENBLAS_NUM_THREADS": given} if given else {}
+    script = (
+        "import os, sys; from mxfp8fa.cli import main; assert 'numpy' not in sys.modules; "
+        "main(['figures', '--output', os.devnull]); print(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    run = run_python("-c", script, env=environment)
+    assert run.stdout.split() == [given or "1"], run.stderr
+
+
 def test_table_aligns_columns():
     assert console.table(["a", "bb"], [["long", "1"], ["x", "22222"]]).splitlines() == [
         "a        bb",

@@ -49,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if it did what it was asked, 2 if the arguments or the surroundings did not allow it (said on stderr), 130
         after an interrupt.
     """
+    # The products here are small: a second BLAS thread waits more than it works (on two busy cores `demo --no-figures`
+    # took 133 s with two threads and 7 s with one). NumPy reads this once, when the first command module below imports
+    # it; a value the user has set stays.
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
     args = build_parser().parse_args(argv)
     try:
         code = args.run(args)
