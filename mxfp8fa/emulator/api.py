@@ -28,8 +28,9 @@ _PROGRESS_EVERY_SECONDS = 2.0
 
 
 def run(
-    compiled: Any, *args: Any, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", sm_count: int = 148,
-    allow: Sequence[Any] = (), progress: Progress = None, **kwargs: Any,
+    compiled: Any, *args: Any, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison",
+    accumulate: str = "float32", wait_ld: str = "dependency", sm_count: int = 148, allow: Sequence[Any] = (),
+    progress: Progress = None, **kwargs: Any,
 ) -> Report:  # fmt: skip
     """Run a compiled CuTe DSL function in the emulator, host code and all its kernels.
 
@@ -39,6 +40,8 @@ def run(
         schedule: "eager", "lazy" or "random": which warp goes next and when asynchronous work completes.
         seed: of the random schedule; the same seed gives the same run.
         uninitialised: "poison" (never-written memory must not decide anything) or "strict" (must not be read).
+        accumulate: arithmetic of tcgen05.mma: "float32", "blackwell" (the published model of the hardware) or "exact".
+        wait_ld: a tcgen05.ld completes at the first use of its registers ("dependency") or only at wait::ld ("required").
         sm_count: SMs that the device reports; 1 makes persistent kernels loop.
         allow: further valid global memory: tensors, arrays or (address, size_bytes) pairs.
         progress: True (lines on stderr), or a function that takes a line; None is silent.
@@ -52,7 +55,9 @@ def run(
     """
     from mxfp8fa.emulator.host import HostCall
 
-    options = Options(schedule=schedule, seed=seed, uninitialised=uninitialised, sm_count=sm_count)
+    options = Options(
+        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld, sm_count=sm_count
+    )
     report = Report()
     _run_call(HostCall(compiled, args, kwargs), options, allow, _printer(progress), report)
     return report
@@ -60,8 +65,9 @@ def run(
 
 @contextlib.contextmanager
 def active(
-    *, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", sm_count: int = 148,
-    allow: Sequence[Any] = (), progress: Progress = None, shims: bool = True,
+    *, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", accumulate: str = "float32",
+    wait_ld: str = "dependency", sm_count: int = 148, allow: Sequence[Any] = (), progress: Progress = None,
+    shims: bool = True,
 ) -> Iterator[Report]:  # fmt: skip
     """While open, every compiled CuTe DSL function that is called runs in the emulator. Options as for `run`.
 
@@ -73,7 +79,9 @@ def active(
     """
     from mxfp8fa.emulator import host
 
-    options = Options(schedule=schedule, seed=seed, uninitialised=uninitialised, sm_count=sm_count)
+    options = Options(
+        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld, sm_count=sm_count
+    )
     report, show = Report(), _printer(progress)
     with contextlib.ExitStack() as stack:
         if shims:
@@ -84,8 +92,8 @@ def active(
 
 def run_ptx(
     ptx: str, kernel: str, *, grid: Dim, block: Dim, cluster: Dim = 1, smem_bytes: int = 0, params: Sequence[Any] | bytes = (),
-    schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", sm_count: int = 148,
-    allow: Sequence[Any] = (), progress: Progress = None,
+    schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", accumulate: str = "float32",
+    wait_ld: str = "dependency", sm_count: int = 148, allow: Sequence[Any] = (), progress: Progress = None,
 ) -> Report:  # fmt: skip
     """Run one kernel of a PTX text.
 
@@ -96,7 +104,7 @@ def run_ptx(
         smem_bytes: dynamic shared memory of a CTA.
         params: one value per parameter (arrays and tensors give their address and become valid memory), or the whole
             parameter block as bytes.
-        schedule, seed, uninitialised, sm_count, allow, progress: as for `run`.
+        schedule, seed, uninitialised, accumulate, wait_ld, sm_count, allow, progress: as for `run`.
 
     Returns:
         A Report with one launch.
@@ -109,7 +117,9 @@ def run_ptx(
     from mxfp8fa.emulator.host.memory import allowed_range
     from mxfp8fa.emulator.parameters import pack_parameters
 
-    options = Options(schedule=schedule, seed=seed, uninitialised=uninitialised, sm_count=sm_count)
+    options = Options(
+        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld, sm_count=sm_count
+    )
     program = load_program(ptx, kernel)
     ranges = [r for item in allow for r in allowed_range(item)]
     if isinstance(params, bytes | bytearray):
