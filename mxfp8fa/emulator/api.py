@@ -41,7 +41,8 @@ def run(
         seed: of the random schedule; the same seed gives the same run.
         uninitialised: "poison" (never-written memory must not decide anything) or "strict" (must not be read).
         accumulate: arithmetic of tcgen05.mma: "float32", "blackwell" (the published model of the hardware) or "exact".
-        wait_ld: a tcgen05.ld completes at the first use of its registers ("dependency") or only at wait::ld ("required").
+        wait_ld: a tcgen05.ld completes at wait::ld or the first use of its registers ("dependency"), or only at
+            wait::ld ("required").
         sm_count: SMs that the device reports; 1 makes persistent kernels loop.
         allow: further valid global memory: tensors, arrays or (address, size_bytes) pairs.
         progress: True (lines on stderr), or a function that takes a line; None is silent.
@@ -56,8 +57,9 @@ def run(
     from mxfp8fa.emulator.host import HostCall
 
     options = Options(
-        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld, sm_count=sm_count
-    )
+        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld,
+        sm_count=sm_count,
+    )  # fmt: skip
     report = Report()
     _run_call(HostCall(compiled, args, kwargs), options, allow, _printer(progress), report)
     return report
@@ -80,8 +82,9 @@ def active(
     from mxfp8fa.emulator import host
 
     options = Options(
-        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld, sm_count=sm_count
-    )
+        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld,
+        sm_count=sm_count,
+    )  # fmt: skip
     report, show = Report(), _printer(progress)
     with contextlib.ExitStack() as stack:
         if shims:
@@ -118,8 +121,9 @@ def run_ptx(
     from mxfp8fa.emulator.parameters import pack_parameters
 
     options = Options(
-        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld, sm_count=sm_count
-    )
+        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld,
+        sm_count=sm_count,
+    )  # fmt: skip
     program = load_program(ptx, kernel)
     ranges = [r for item in allow for r in allowed_range(item)]
     if isinstance(params, bytes | bytearray):
