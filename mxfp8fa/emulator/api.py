@@ -11,8 +11,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from mxfp8fa.emulator.check import Checker
 from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
 from mxfp8fa.emulator.machine.machine import Machine, run_machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
@@ -22,33 +24,25 @@ from mxfp8fa.emulator.report import LaunchReport, Report
 if TYPE_CHECKING:
     from mxfp8fa.emulator.host import HostCall, Launch, MemoryRange
 
+OPTION_NAMES = tuple(field.name for field in fields(Options))
 Progress = Callable[[str], None] | bool | None
 Dim = int | Sequence[int]
 _PROGRESS_EVERY_SECONDS = 2.0
 
 
-def run(
-    compiled: Any, *args: Any, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison",
-    accumulate: str = "float32", wait_ld: str = "dependency", sm_count: int = 148, allow: Sequence[Any] = (),
-    progress: Progress = None, **kwargs: Any,
-) -> Report:  # fmt: skip
+def run(compiled: Any, *args: Any, allow: Sequence[Any] = (), progress: Progress = None, **keywords: Any) -> Report:
     """Run a compiled CuTe DSL function in the emulator, host code and all its kernels.
 
     Args:
         compiled: what `cute.compile` returned for CUTE_DSL_ARCH=sm_100a.
-        *args, **kwargs: as for calling it: CPU tensors, pointers, numbers.
-        schedule: "eager", "lazy" or "random": which warp goes next and when asynchronous work completes.
-        seed: of the random schedule; the same seed gives the same run.
-        uninitialised: "poison" (never-written memory must not decide anything) or "strict" (must not be read).
-        accumulate: arithmetic of tcgen05.mma: "float32", "blackwell" (the published model of the hardware) or "exact".
-        wait_ld: a tcgen05.ld completes at wait::ld or the first use of its registers ("dependency"), or only at
-            wait::ld ("required").
-        sm_count: SMs that the device reports; 1 makes persistent kernels loop.
+        *args: as for calling it: CPU tensors, pointers, numbers.
         allow: further valid global memory: tensors, arrays or (address, size_bytes) pairs.
         progress: True (lines on stderr), or a function that takes a line; None is silent.
+        **keywords: fields of `Options` (schedule, seed, uninitialised, accumulate, wait_ld, check, sm_count, ...);
+            everything else goes to the compiled function.
 
     Returns:
-        A Report: launches, warp-instructions by opcode, bytes by memory, wall time.
+        A Report: launches, warp-instructions by opcode, bytes by memory, wall time, findings of the checker.
 
     Raises:
         EmulationError: the kernel did something wrong; it says what and where.
@@ -56,58 +50,56 @@ def run(
     """
     from mxfp8fa.emulator.host import HostCall
 
-    options = Options(
-        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld,
-        sm_count=sm_count,
-    )  # fmt: skip
+    options = Options(**{k: keywords.pop(k) for k in list(keywords) if k in OPTION_NAMES})
     report = Report()
-    _run_call(HostCall(compiled, args, kwargs), options, allow, _printer(progress), report)
+    _run_call(HostCall(compiled, args, keywords), options, allow, _printer(progress), report)
     return report
 
 
 @contextlib.contextmanager
 def active(
-    *, schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", accumulate: str = "float32",
-    wait_ld: str = "dependency", sm_count: int = 148, allow: Sequence[Any] = (), progress: Progress = None,
-    shims: bool = True,
-) -> Iterator[Report]:  # fmt: skip
-    """While open, every compiled CuTe DSL function that is called runs in the emulator. Options as for `run`.
+    *, allow: Sequence[Any] = (), progress: Progress = None, shims: bool = True, **options: Any
+) -> Iterator[Report]:
+    """While open, every compiled CuTe DSL function that is called runs in the emulator.
 
     Args:
+        allow: as for `run`.
+        progress: as for `run`.
         shims: also answer what programs ask of torch.cuda, cuda.bindings and HardwareInfo (see `host.cuda_shims`).
+        **options: fields of `Options`.
 
     Yields:
         The Report, which grows with every launch.
     """
     from mxfp8fa.emulator import host
 
-    options = Options(
-        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld,
-        sm_count=sm_count,
-    )  # fmt: skip
+    chosen = _options(options)
     report, show = Report(), _printer(progress)
     with contextlib.ExitStack() as stack:
         if shims:
-            stack.enter_context(host.cuda_shims(sm_count=sm_count))
-        stack.enter_context(host.active(lambda call: _run_call(call, options, allow, show, report)))
+            stack.enter_context(host.cuda_shims(sm_count=chosen.sm_count))
+        stack.enter_context(host.active(lambda call: _run_call(call, chosen, allow, show, report)))
         yield report
 
 
 def run_ptx(
     ptx: str, kernel: str, *, grid: Dim, block: Dim, cluster: Dim = 1, smem_bytes: int = 0, params: Sequence[Any] | bytes = (),
-    schedule: str = "eager", seed: int = 0, uninitialised: str = "poison", accumulate: str = "float32",
-    wait_ld: str = "dependency", sm_count: int = 148, allow: Sequence[Any] = (), progress: Progress = None,
+    allow: Sequence[Any] = (), progress: Progress = None, **options: Any,
 ) -> Report:  # fmt: skip
     """Run one kernel of a PTX text.
 
     Args:
         ptx: PTX from anywhere.
         kernel: name of an entry point in it.
-        grid, block, cluster: shapes, an int or up to three.
+        grid: CTAs, an int or up to three.
+        block: threads of a CTA, likewise.
+        cluster: CTAs of a cluster, likewise.
         smem_bytes: dynamic shared memory of a CTA.
         params: one value per parameter (arrays and tensors give their address and become valid memory), or the whole
             parameter block as bytes.
-        schedule, seed, uninitialised, accumulate, wait_ld, sm_count, allow, progress: as for `run`.
+        allow: as for `run`.
+        progress: as for `run`.
+        **options: fields of `Options`.
 
     Returns:
         A Report with one launch.
@@ -115,15 +107,12 @@ def run_ptx(
     Raises:
         PTXSyntaxError: the text is not PTX.
         EmulationError: the kernel did something wrong; it says what and where.
-        ValueError: parameters that do not fit.
+        ValueError: parameters or options that do not fit.
     """
     from mxfp8fa.emulator.host.memory import allowed_range
     from mxfp8fa.emulator.parameters import pack_parameters
 
-    options = Options(
-        schedule=schedule, seed=seed, uninitialised=uninitialised, accumulate=accumulate, wait_ld=wait_ld,
-        sm_count=sm_count,
-    )  # fmt: skip
+    chosen = _options(options)
     program = load_program(ptx, kernel)
     ranges = [r for item in allow for r in allowed_range(item)]
     if isinstance(params, bytes | bytearray):
@@ -133,8 +122,15 @@ def run_ptx(
         ranges += own
     spec = LaunchSpec(_dim3(grid, "grid"), _dim3(block, "block"), _dim3(cluster, "cluster"), smem_bytes, block_bytes)
     report = Report()
-    _launch(program, spec, ranges, options, _printer(progress), report)
+    _launch(program, spec, ranges, chosen, _printer(progress), report)
     return report
+
+
+def _options(given: dict[str, Any]) -> Options:
+    unknown = [name for name in given if name not in OPTION_NAMES]
+    if unknown:
+        raise ValueError(f"unknown option {unknown[0]!r}: allowed are {', '.join(OPTION_NAMES)}")
+    return Options(**given)
 
 
 def _run_call(
@@ -168,7 +164,9 @@ def _launch(
     start = time.perf_counter()
     memory = GlobalMemory(program.ranges() + [Range(r.address, r.size_bytes, r.name, r.writable, r) for r in ranges])
     program.begin(spec.params)
-    machine = run_machine(program, spec, memory, options, None if show is None else _ticker(program, spec, show))
+    watch = Checker(assume_mma_cp_order=options.assume_mma_cp_order) if options.check == "races" else None
+    tick = None if show is None else _ticker(program, spec, show)
+    machine = run_machine(program, spec, memory, options, tick, watch)
     report.launches.append(
         LaunchReport(
             program.kernel.name,
@@ -181,6 +179,7 @@ def _launch(
             time.perf_counter() - start,
             options.schedule,
             options.seed,
+            machine.watch.findings(),
         )  # fmt: skip
     )
 

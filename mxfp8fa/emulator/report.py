@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from mxfp8fa.emulator.check.findings import Finding
+
 _SHOWN_OPCODES = 12
 
 
@@ -20,6 +22,7 @@ class LaunchReport:
         bytes_moved: bytes by memory and direction ("global load", "shared store", ...).
         seconds: wall time of the emulation (binding included, compilation by the DSL not).
         schedule, seed: how it was scheduled.
+        races: findings of the checker, when it ran.
     """
 
     kernel: str
@@ -32,6 +35,7 @@ class LaunchReport:
     seconds: float
     schedule: str
     seed: int
+    races: list[Finding] = field(default_factory=list)
 
     @property
     def warp_instructions(self) -> int:
@@ -55,6 +59,7 @@ class LaunchReport:
         rest = self.warp_instructions - sum(n for _, n in common)
         if rest:
             lines.append(f"    {rest:>12,}  {len(self.counts) - len(common)} other forms")
+        lines += [f"  {finding}" for finding in self.races]
         return "\n".join(lines)
 
 
@@ -78,6 +83,11 @@ class Report:
     def counts(self) -> Counter[str]:
         """Warp-instructions by mnemonic, over all launches."""
         return sum((launch.counts for launch in self.launches), Counter())
+
+    @property
+    def races(self) -> list[Finding]:
+        """Findings of the checker, over all launches."""
+        return [finding for launch in self.launches for finding in launch.races]
 
     @property
     def bytes_moved(self) -> dict[str, int]:

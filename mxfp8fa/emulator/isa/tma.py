@@ -5,7 +5,7 @@ Every copy is asynchronous: addresses, sizes and the tensor map are taken at iss
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,14 @@ def _queue_load(
         m.count_bytes("shared store", data.nbytes)
         mbarriers.change(signalled, barrier, lambda x: x.complete_tx(tensor.box_bytes), f"{by} (TMA load)")
 
-    m.asynchronous.issue(AsyncOp(("tma load", m.next_number()), run, site, "cp.async.bulk.tensor"))
+    m.asynchronous.issue(
+        AsyncOp(("tma load", m.next_number()), run, site, "cp.async.bulk.tensor", agent=_agent(signalled, barrier))
+    )
+
+
+def _agent(signalled: CTA, barrier: int) -> Hashable:
+    """Copies that complete on one mbarrier are one agent to an observer."""
+    return ("TMA", signalled.index, barrier)
 
 
 def _write_shared(cta: CTA, tensor: TensorMap, offset: int, data: np.ndarray) -> None:
@@ -161,8 +168,10 @@ def reduce(
 
 
 def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op: str | None) -> None:
-    for lane in indices_of(bits):
-        tensor, coordinates, rows = _tensor_operand(warp, a, int(lane), dim, mode)
+    if not isinstance(a, list):
+        raise IllegalOperation("a tensor copy needs [tensor map, {coordinates}]")
+    for lane, same in _alike(bits, [*a, d], apart=op is not None):
+        tensor, coordinates, rows = _tensor_operand(warp, a, lane, dim, mode)
         box = tensor_map.box_of(tensor, coordinates, rows)
         tensor_map.check_box(box, tensor, warp.machine.memory, "TMA store", write=True)
         if tensor.padded_bytes:
@@ -175,7 +184,20 @@ def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op
         where = tensor_map.shared_offsets(tensor, offset, box.inside.size)[box.inside.reshape(-1)]
         addresses = box.addresses[box.inside].astype(np.uint64)
         combine = None if op is None else _combine(op, tensor.type, tensor.element_bytes)
-        _queue_store(warp, int(lane), cta, where, addresses, tensor.element_bytes, combine, "cp.async.bulk.tensor")
+        _queue_store(warp, same, cta, where, addresses, tensor.element_bytes, combine, "cp.async.bulk.tensor")
+
+
+def _alike(bits: int, operands: list[np.ndarray], *, apart: bool) -> list[tuple[int, int]]:
+    """(lane, threads) of stores to do: threads with the same operands store the same bytes to the same place, once.
+
+    apart: every thread for itself (reductions add up).
+    """
+    groups: dict[tuple[int, ...], tuple[int, int]] = {}
+    for lane in indices_of(bits).tolist():
+        key = (lane,) if apart else tuple(int(x[lane]) for x in operands)
+        first, same = groups.get(key, (lane, 0))
+        groups[key] = (first, same | 1 << lane)
+    return list(groups.values())
 
 
 Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -197,11 +219,12 @@ def _combine(op: str, type: str, size: int) -> Combine:
 
 
 def _queue_store(
-    warp: Warp, lane: int, cta: CTA, where: np.ndarray, addresses: np.ndarray, size: int, combine: Combine | None, what: str
+    warp: Warp, threads: int, cta: CTA, where: np.ndarray, addresses: np.ndarray, size: int, combine: Combine | None, what: str
 ) -> None:  # fmt: skip
     """Two operations in order: read shared memory (what wait_group.read waits for), write global memory."""
     m, site = warp.machine, warp.site(warp.group.pc)
-    queue = ("bulk store", id(warp), lane)
+    queue = ("bulk store", id(warp), threads & -threads)
+    agent = ("bulk store", warp.cta.index, warp.index)
     data: list[np.ndarray] = []
 
     def read() -> None:
@@ -223,9 +246,9 @@ def _queue_store(
         m.progress()
         m.wake(("bulk", id(warp)))
 
-    reading = AsyncOp(queue, read, site, f"{what} (read)")
-    writing = AsyncOp(queue, write, site, what, after=reading)
-    _tracker(warp).add(1 << lane, writing)
+    reading = AsyncOp(queue, read, site, f"{what} (read)", agent=agent)
+    writing = AsyncOp(queue, write, site, what, after=reading, agent=agent)
+    _tracker(warp).add(threads, writing)
     m.asynchronous.issue(reading)
     m.asynchronous.issue(writing)
 
@@ -279,7 +302,15 @@ def _queue_bulk_load(warp: Warp, address: int, size: int, cta: CTA, offset: int,
         m.count_bytes("shared store", size)
         mbarriers.change(signalled, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
 
-    m.asynchronous.issue(AsyncOp(("bulk load", m.next_number()), run, warp.site(warp.group.pc), "cp.async.bulk"))
+    m.asynchronous.issue(
+        AsyncOp(
+            ("bulk load", m.next_number()),
+            run,
+            warp.site(warp.group.pc),
+            "cp.async.bulk",
+            agent=_agent(signalled, barrier),
+        )
+    )
 
 
 @machine(f"cp.async.bulk.shared::cluster.shared::cta.{COMPLETE} [d], [a], b, [m]", section=BULK)
@@ -345,7 +376,9 @@ def _peer(
             machine_.count_bytes("shared store", size)
             mbarriers.change(target, barrier, lambda x: x.complete_tx(size), f"{by} (cp.async.bulk)")
 
-        machine_.asynchronous.issue(AsyncOp(("bulk peer", machine_.next_number()), run, site, "cp.async.bulk"))
+        machine_.asynchronous.issue(
+            AsyncOp(("bulk peer", machine_.next_number()), run, site, "cp.async.bulk", agent=_agent(target, barrier))
+        )
 
 
 @machine(
@@ -372,7 +405,7 @@ def bulk_reduce(
 def _bulk_store(
     warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, width: int, combine: Combine | None, mask: Any
 ) -> None:
-    for lane in indices_of(bits):
+    for lane, same in _alike(bits, [d, a, b], apart=combine is not None or mask is not None):
         size = _size(int(b[lane]), "cp.async.bulk")
         cta, offset = _shared_place(warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
         target = np.array([d[lane]], np.uint64)
@@ -381,9 +414,7 @@ def _bulk_store(
         step = np.arange(0, size, width, dtype=np.int64)
         if mask is not None:
             step = step[(int(mask[lane]) >> (step % 16) & 1).astype(bool)]
-        _queue_store(
-            warp, int(lane), cta, offset + step, target + step.astype(np.uint64), width, combine, "cp.async.bulk"
-        )
+        _queue_store(warp, same, cta, offset + step, target + step.astype(np.uint64), width, combine, "cp.async.bulk")
 
 
 @machine(

@@ -28,6 +28,7 @@ class AsyncOp:
         run: performs it (and whatever its completion signals).
         site: where it was issued.
         what: name for reports.
+        agent: who does it, for an observer, where that is not the queue (TMA: one agent per mbarrier).
         after: the operation of the same copy that came before it (a store's read of shared memory), or None.
         clock: an observer's note.
         done: whether it completed.
@@ -38,6 +39,7 @@ class AsyncOp:
     site: Site
     what: str
     after: AsyncOp | None = None
+    agent: Hashable = None
     clock: Any = None
     done: bool = False
 

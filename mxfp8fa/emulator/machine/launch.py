@@ -11,6 +11,7 @@ _CHOICES = {
     "uninitialised": ("poison", "strict"),
     "accumulate": ("float32", "blackwell", "exact"),
     "wait_ld": ("dependency", "required"),
+    "check": ("off", "races"),
 }
 Dim3 = tuple[int, int, int]
 
@@ -45,6 +46,8 @@ class Options:
         accumulate: arithmetic of tcgen05.mma: "float32", "blackwell" (the published model of the hardware) or "exact".
         wait_ld: "dependency": a tcgen05.ld completes at wait::ld or when a register of it is used, as on the hardware;
             "required": its registers are poison until wait::ld.
+        check: "races" runs the happens-before checker (`emulator.check`); its findings are in the report.
+        assume_mma_cp_order: for the checker, tcgen05.mma before a later tcgen05.cp of one thread counts as ordered.
         sm_count: number of SMs that host code and kernels see.
     """
 
@@ -53,6 +56,8 @@ class Options:
     uninitialised: str = "poison"
     accumulate: str = "float32"
     wait_ld: str = "dependency"
+    check: str = "off"
+    assume_mma_cp_order: bool = True
     sm_count: int = 148
 
     def __post_init__(self) -> None:

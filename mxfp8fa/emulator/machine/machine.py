@@ -244,10 +244,15 @@ class Machine:
 
 
 def run_machine(
-    program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options, tick: Any = None
+    program: Program,
+    launch: LaunchSpec,
+    memory: GlobalMemory,
+    options: Options,
+    tick: Any = None,
+    watch: Watch | None = None,
 ) -> Machine:
     """Run a launch; an error leaves nothing behind but itself."""
-    machine = Machine(program, launch, memory, options)
+    machine = Machine(program, launch, memory, options, watch)
     try:
         with np.errstate(all="ignore"):
             machine.run(tick)

@@ -1,0 +1,336 @@
+"""The race checker: a `Watch` that keeps vector clocks and the history of every memory cell.
+
+Granularity: 4 bytes of shared and global memory; 16 lanes x 1 column of tensor memory. The threads of a warp are one actor
+(races within a warp are not seen). Reports are collected, never raised: the run goes on.
+
+Order that counts: program order of a warp; arrive and complete_tx (release) to a successful wait (acquire); named and
+cluster barriers; tcgen05.commit; wait::ld, wait::st or a register dependency; bulk and cp.async groups; issue order in a
+tensor pipe; atomics and volatile, relaxed, acquire and release accesses of one address. fence.proxy.async makes what its
+warp knows visible to the asynchronous proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mxfp8fa.emulator.check.clocks import NOTHING, PENDING, Actor, Knowledge, Meetings
+from mxfp8fa.emulator.check.findings import Finding
+from mxfp8fa.emulator.check.protocol import Protocol
+from mxfp8fa.emulator.check.shadow import Cells, Conflict, Shadow
+from mxfp8fa.emulator.errors import Site
+from mxfp8fa.emulator.machine.memory import SHARED_BASE
+from mxfp8fa.emulator.machine.watch import Watch
+from mxfp8fa.layouts.tmem import COLUMNS, LANES
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.asynchronous import AsyncOp
+    from mxfp8fa.emulator.machine.cluster import CTA
+    from mxfp8fa.emulator.machine.warp import Warp
+
+WORD_BYTES = 4
+GROUP_LANES = 16  # an M = 64 accumulator uses 16 of a partition's 32 lanes
+PAGE_BYTES = 4096
+IN_ORDER = ("tensor", "bulk store", "cp.async", "tcgen05.st")  # queues whose operations follow one another
+GENERIC = ("cp.async", "tcgen05.st", "st.async", "red.async")  # agents that use the generic proxy
+
+
+class Checker(Watch):
+    """Happens-before over one launch.
+
+    Args:
+        assume_mma_cp_order: tcgen05.mma before a later tcgen05.cp of one thread counts as ordered. Real kernels rely on
+            it; the ISA does not promise it.
+    """
+
+    watching = True
+
+    def __init__(self, *, assume_mma_cp_order: bool = True):
+        self._assume_mma_cp_order = assume_mma_cp_order
+        self._actors: dict[Hashable, Actor] = {}
+        self._names = ["nobody"]
+        self._current = Actor(0, "nobody", False)
+        self._stack: list[tuple[Actor, Warp | None, AsyncOp | None]] = []
+        self._warp: Warp | None = None
+        self._op: AsyncOp | None = None
+        self._meetings = Meetings()
+        self._sites: list[Site | None] = [None]
+        self._site_numbers: dict[Hashable, int] = {}
+        self._shared: dict[int, Shadow] = {}
+        self._tensor: dict[int, Shadow] = {}
+        self._pages: dict[int, Shadow] = {}
+        self._found: dict[Hashable, Finding] = {}
+        self._protocol = Protocol(self._report)
+
+    def findings(self) -> list[Finding]:
+        """Everything found, in the order of first sight."""
+        return list(self._found.values())
+
+    # -- actors -------------------------------------------------------------------------------------------------------
+
+    def _actor(self, key: Hashable, name: str, *, asynchronous: bool) -> Actor:
+        if key not in self._actors:
+            actor = self._actors[key] = Actor(len(self._names), name, asynchronous)
+            self._names.append(name)
+            actor.advance()
+        return self._actors[key]
+
+    def run_warp(self, warp: Warp) -> None:
+        """A warp acts."""
+        name = f"CTA {warp.cta.index} warp {warp.index}"
+        self._warp, self._op = warp, None
+        self._current = self._actor(("warp", warp.cta.index, warp.index), name, asynchronous=False)
+
+    def issued(self, op: AsyncOp) -> None:
+        """Everything up to the issue is known to the operation."""
+        op.clock = self._current.known
+        self._current.advance()
+
+    def begin(self, op: AsyncOp) -> None:
+        """The operation's agent acts."""
+        self._stack.append((self._current, self._warp, self._op))
+        kind = op.queue[0] if isinstance(op.queue, tuple) else op.queue
+        agent = op.agent or op.queue
+        learnt: Knowledge = op.clock
+        if kind == "tensor" and not self._assume_mma_cp_order:
+            agent, learnt = self._split_pipe(op, learnt)
+        actor = self._actor(("agent", agent), self._agent_name(op), asynchronous=kind not in GENERIC)
+        if kind in IN_ORDER:
+            actor.learn(learnt)
+        else:  # knows only what its issuer knew, and its own past clock
+            own = actor.clock
+            actor.known = learnt.join(NOTHING)
+            actor.learn(Knowledge(_single(actor.number, own), _single(actor.number, own if actor.asynchronous else 0)))
+        actor.advance()
+        self._current, self._warp, self._op = actor, None, op
+
+    def _split_pipe(self, op: AsyncOp, learnt: Knowledge) -> tuple[Hashable, Knowledge]:
+        """Without the assumption: cp knows no earlier mma; mma knows earlier cp; commit knows both."""
+        mma, cp = (op.queue, "mma"), (op.queue, "cp")
+        others = [cp] if op.what == "tcgen05.mma" else [mma, cp] if op.what == "tcgen05.commit" else []
+        for key in others:
+            if ("agent", key) in self._actors:
+                learnt = learnt.join(self._actors["agent", key].known)
+        agent = {"tcgen05.mma": mma, "tcgen05.commit": (op.queue, "commit")}.get(op.what, cp)
+        return agent, learnt
+
+    @staticmethod
+    def _agent_name(op: AsyncOp) -> str:
+        kind = op.queue[0] if isinstance(op.queue, tuple) else str(op.queue)
+        return {"tensor": "tensor core", "tma load": "TMA", "bulk store": "bulk store"}.get(kind, kind)
+
+    def end(self, op: AsyncOp) -> None:
+        """The operation's knowledge stays with it for those who wait for it."""
+        op.clock = self._current.known
+        self._current, self._warp, self._op = self._stack.pop()
+
+    def waited(self, op: AsyncOp) -> None:
+        """The warp learns what the operation did."""
+        if op.done and op.clock is not None:
+            self._current.learn(op.clock)
+
+    # -- synchronisation ----------------------------------------------------------------------------------------------
+
+    def release(self, key: Hashable, *, relaxed: bool = False) -> None:
+        """Give what the actor knows to the object's running phase."""
+        meeting = self._meetings[key]
+        meeting.gathering = meeting.gathering.join(self._current.fenced if relaxed else self._current.known)
+        self._current.advance()
+        self._protocol.arrived(key)
+
+    def publish(self, key: Hashable) -> None:
+        """The phase's knowledge becomes available."""
+        self._meetings[key].publish()
+        self._protocol.completed(key)
+
+    def acquire(self, key: Hashable) -> None:
+        """Take what the latest completed phase published."""
+        self._current.learn(self._meetings[key].published)
+        self._protocol.observed(key, self._current.number)
+
+    def fence(self, kind: str) -> None:
+        """fence.proxy.async: the asynchronous proxy sees what the warp knows. Any fence: relaxed releases carry it."""
+        known = self._current.known
+        if kind.startswith("proxy.async"):
+            self._current.known = Knowledge(known.vector, known.visible).join(Knowledge(known.vector, known.vector))
+        self._current.fenced = self._current.known
+
+    def barrier_initialised(self, cta: CTA, offset: int) -> None:
+        """A write of the barrier's eight bytes."""
+        self._protocol.initialised(cta, offset, self._here())
+        self.shared(cta, slice(offset, offset + 8), 8, write=True)
+
+    def barrier_used(self, cta: CTA, offset: int) -> None:
+        """The use must come after the initialisation; it is no data access otherwise."""
+        shadow = self._shared_shadow(cta)
+        cells = slice(offset // WORD_BYTES, offset // WORD_BYTES + 2)
+        for conflict in shadow.conflicts(cells, self._current, write=False, atomic=False):
+            if not conflict.visible_only:
+                self._race(conflict, f"shared offset {offset:#x} of {cta}", "an mbarrier is used", write=False)
+
+    def barrier_missed(self, cta: CTA, offset: int, parity: int) -> None:
+        """A warp waits: it must not miss the phase."""
+        self._protocol.missed(
+            ("mbarrier", id(cta), offset), self._current.number, self._here(), f"shared offset {offset:#x} of {cta}"
+        )
+
+    # -- accesses -----------------------------------------------------------------------------------------------------
+
+    def shared(
+        self, cta: CTA, offsets: np.ndarray | slice, size_bytes: int, *, write: bool, atomic: bool = False
+    ) -> None:
+        """Check and remember an access to shared memory."""
+        cells = _words(offsets, size_bytes)
+        shadow = self._shared_shadow(cta)
+        for conflict in shadow.conflicts(cells, self._current, write=write, atomic=atomic):
+            self._race(
+                conflict, f"shared offset {conflict.cell * WORD_BYTES:#x} of {cta}", "shared memory", write=write
+            )
+        shadow.record(cells, self._current, self._site(), self._current.clock, write=write, atomic=atomic)
+        if atomic and isinstance(offsets, np.ndarray):
+            self._synchronise(("shared atomic", id(cta)), offsets)
+
+    def memory(self, addresses: np.ndarray, size_bytes: int, *, write: bool, atomic: bool = False) -> None:
+        """Check and remember an access to global memory."""
+        if atomic:
+            self._synchronise(("global atomic",), addresses)
+        words = _words(addresses.astype(np.int64), size_bytes)
+        assert isinstance(words, np.ndarray)
+        pages = words // (PAGE_BYTES // WORD_BYTES)
+        for page in np.unique(pages):
+            cells = words[pages == page] - int(page) * (PAGE_BYTES // WORD_BYTES)
+            shadow = self._pages.setdefault(int(page), Shadow(PAGE_BYTES // WORD_BYTES))
+            for conflict in shadow.conflicts(cells, self._current, write=write, atomic=atomic):
+                if not conflict.visible_only:
+                    address = int(page) * PAGE_BYTES + conflict.cell * WORD_BYTES
+                    self._race(conflict, f"global address {address:#x}", "global memory", write=write)
+            shadow.record(cells, self._current, self._site(), self._current.clock, write=write, atomic=atomic)
+
+    def _synchronise(self, space: tuple[Hashable, ...], addresses: np.ndarray) -> None:
+        """An atomic access takes and gives what is known at its address."""
+        for address in np.unique(addresses):
+            meeting = self._meetings[space, int(address)]
+            self._current.learn(meeting.published)
+            meeting.published = meeting.published.join(self._current.known)
+        self._current.advance()
+
+    def tensor(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, *, write: bool) -> None:
+        """Check and remember an access to tensor memory."""
+        self._tensor_access(cta, lanes, columns, self._current.clock, write=write)
+
+    def tensor_pending(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray) -> None:
+        """A tcgen05.ld reads from now until it is waited for: until then its clock is one that nobody knows."""
+        self._tensor_access(cta, lanes, columns, int(PENDING), write=False)
+
+    def _tensor_access(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, clock: int, *, write: bool) -> None:
+        touched = np.zeros((LANES // GROUP_LANES, COLUMNS), bool)
+        touched[lanes // GROUP_LANES, columns] = True
+        cells = np.flatnonzero(touched)
+        shadow = self._tensor.setdefault(id(cta), Shadow(touched.size))
+        for conflict in shadow.conflicts(cells, self._current, write=write, atomic=False):
+            if not conflict.visible_only:
+                lane, column = conflict.cell // COLUMNS * GROUP_LANES, conflict.cell % COLUMNS
+                self._race(
+                    conflict, f"tensor memory lane {lane}, column {column} of {cta}", "tensor memory", write=write
+                )
+        shadow.record(cells, self._current, self._site(), clock, write=write, atomic=False)
+
+    def _shared_shadow(self, cta: CTA) -> Shadow:
+        if id(cta) not in self._shared:
+            self._shared[id(cta)] = Shadow((SHARED_BASE + cta.shared.size_bytes) // WORD_BYTES + 1)
+        return self._shared[id(cta)]
+
+    # -- reports ------------------------------------------------------------------------------------------------------
+
+    def _here(self) -> tuple[str, Site]:
+        """Who acts, and where."""
+        if self._op is not None:
+            return self._current.name, self._op.site
+        assert self._warp is not None
+        return self._current.name, self._warp.site(self._warp.group.pc)
+
+    def _site(self) -> int:
+        """A number for the present site."""
+        key: Hashable = (
+            (self._warp.cta.index, self._warp.index, self._warp.group.pc)
+            if self._warp is not None
+            else self._op and self._op.site
+        )
+        if key not in self._site_numbers:
+            self._site_numbers[key] = len(self._sites)
+            self._sites.append(self._here()[1])
+        return self._site_numbers[key]
+
+    def _race(self, conflict: Conflict, where: str, what: str, *, write: bool) -> None:
+        first = self._sites[conflict.site]
+        second = self._here()
+        assert first is not None
+        pair = f"{'write' if conflict.wrote else 'read'} and {'write' if write else 'read'} of {what}"
+        if conflict.visible_only:
+            text = f"{pair}: ordered, but not visible to the asynchronous proxy (fence.proxy.async is missing between them)"
+        else:
+            text = f"{pair} are not ordered"
+        key = (conflict.visible_only, first.ptx_line, second[1].ptx_line, conflict.wrote, write)
+        kind = "visibility" if conflict.visible_only else "race"
+        self._report(key, Finding(kind, text, where, (self._names[conflict.actor], first), second))
+
+    def _report(self, key: Hashable, finding: Finding) -> None:
+        if key in self._found:
+            self._found[key].count += 1
+        else:
+            self._found[key] = finding
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def cta_done(self, cta: CTA) -> None:
+        """Nothing asynchronous may still use the CTA's memory; everything allocated must be free."""
+        known = NOTHING
+        for warp in cta.cluster.warps:
+            actor = self._actors.get(("warp", warp.cta.index, warp.index))
+            known = known.join(actor.known) if actor else known
+        last = Actor(0, "the end of the CTA", False, known)
+        for shadow, memory in (
+            (self._shared.pop(id(cta), None), "shared"),
+            (self._tensor.pop(id(cta), None), "tensor"),
+        ):
+            if shadow is not None:
+                self._outstanding(shadow, last, cta, memory)
+        self._protocol.cta_done(cta)
+        if cta.tensor.allocated:
+            columns = sum(cta.tensor.allocated.values())
+            self._report(
+                ("leak", "tmem"),
+                Finding("leak", f"{columns} columns of tensor memory were never deallocated", str(cta)),
+            )
+        self._forget(cta)
+
+    def _outstanding(self, shadow: Shadow, last: Actor, cta: CTA, memory: str) -> None:
+        """Report asynchronous accesses that no thread of the cluster waited for."""
+        for conflict in shadow.conflicts(slice(0, shadow.count), last, write=True, atomic=False):
+            site = self._sites[conflict.site]
+            actor = self._names[conflict.actor]
+            if site is not None and not actor.startswith("CTA"):
+                text = f"{'a write to' if conflict.wrote else 'a read of'} {memory} memory may still be running when the CTA exits"
+                self._report(("outstanding", site.ptx_line), Finding("outstanding", text, str(cta), (actor, site)))
+
+    def _forget(self, cta: CTA) -> None:
+        """Drop what is keyed by the identity of an object that goes away."""
+        for key in [k for k in self._meetings.by_key if isinstance(k, tuple) and id(cta) in k]:
+            del self._meetings.by_key[key]
+
+
+def _single(number: int, clock: int) -> np.ndarray:
+    vector = np.zeros(number + 1, np.int32)
+    vector[number] = clock
+    return vector
+
+
+def _words(offsets: np.ndarray | slice, size_bytes: int) -> Cells:
+    """The 4-byte words of an access."""
+    if isinstance(offsets, slice):
+        return slice(offsets.start // WORD_BYTES, -(-offsets.stop // WORD_BYTES))
+    first = offsets.reshape(-1).astype(np.int64) // WORD_BYTES
+    words = max(1, size_bytes // WORD_BYTES)
+    return first if words == 1 else (first[:, None] + np.arange(words)).reshape(-1)

@@ -1,0 +1,96 @@
+"""Rules of mbarriers that are not about memory order: re-initialisation in use, phases missed, transactions left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mxfp8fa.emulator.check.findings import Finding
+from mxfp8fa.emulator.errors import BarrierError, Site
+from mxfp8fa.emulator.machine.mbarrier import MBarrier
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.cluster import CTA
+
+Side = tuple[str, Site]
+Report = Callable[[Hashable, Finding], None]
+
+
+@dataclass
+class _Barrier:
+    """What happened to one mbarrier.
+
+    Attributes:
+        phases: completed so far.
+        arrivals: in the running phase.
+        waiting: actor -> (phases completed when it began to wait, where).
+    """
+
+    phases: int = 0
+    arrivals: int = 0
+    waiting: dict[int, tuple[int, Side, str]] = field(default_factory=dict)
+
+
+class Protocol:
+    """Follows every mbarrier of a launch."""
+
+    def __init__(self, report: Report):
+        self._report = report
+        self._barriers: dict[Hashable, _Barrier] = {}
+
+    def initialised(self, cta: CTA, offset: int, here: Side) -> None:
+        """A barrier begins; an earlier one at this place must not be in use."""
+        key = ("mbarrier", id(cta), offset)
+        old = self._barriers.get(key)
+        if old is not None and (old.arrivals or old.waiting):
+            place = f"shared offset {offset:#x} of {cta}"
+            text = f"an mbarrier is initialised again with {old.arrivals} arrivals in its phase and {len(old.waiting)} waiting"
+            self._report(("reinit", here[1].ptx_line), Finding("barrier", text, place, second=here))
+        self._barriers[key] = _Barrier()
+
+    def arrived(self, key: Hashable) -> None:
+        """An arrival or a completion of bytes."""
+        if key in self._barriers:
+            self._barriers[key].arrivals += 1
+
+    def completed(self, key: Hashable) -> None:
+        """A phase ends. Whoever waited since before the phase that ended has missed one."""
+        barrier = self._barriers.get(key)
+        if barrier is None:
+            return
+        barrier.phases += 1
+        barrier.arrivals = 0
+        for since, side, place in barrier.waiting.values():
+            if barrier.phases - since >= 2:
+                text = "a wait for an mbarrier can miss a whole phase: two phases completed before it was satisfied"
+                self._report(("missed", side[1].ptx_line), Finding("barrier", text, place, second=side))
+
+    def missed(self, key: Hashable, actor: int, here: Side, place: str) -> None:
+        """A wait that was not satisfied."""
+        barrier = self._barriers.get(key)
+        if barrier is not None:
+            barrier.waiting.setdefault(actor, (barrier.phases, here, place))
+
+    def observed(self, key: Hashable, actor: int) -> None:
+        """A wait that was satisfied."""
+        barrier = self._barriers.get(key)
+        if barrier is not None:
+            barrier.waiting.pop(actor, None)
+
+    def cta_done(self, cta: CTA) -> None:
+        """No transaction may be left over; an expect_tx whose copy never began and that nobody awaits is harmless.
+
+        (A pipeline's producer tail arms the next stage and ends.)
+        """
+        for key in [k for k in self._barriers if isinstance(k, tuple) and k[1] == id(cta)]:
+            offset = key[2]
+            word, poison = cta.shared.words.load_word(offset)
+            followed = self._barriers.pop(key)
+            try:
+                barrier = None if poison else MBarrier.decode(word)
+            except BarrierError:  # overwritten by data
+                barrier = None
+            if barrier is not None and barrier.tx and (followed.arrivals > 1 or followed.waiting):
+                text = f"an mbarrier ends with a transaction count of {barrier.tx}: expect_tx and the bytes copied do not match"
+                self._report(("tx", offset), Finding("barrier", text, f"shared offset {offset:#x} of {cta}"))
