@@ -38,6 +38,7 @@ C_MIN_EXPONENT = -126
 _NEVER = np.int16(-4096)
 _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
 _NAN_BITS = np.int32(0x7FFFFFFF)
+_ROWS = 64  # rows of C at a time: work arrays of 64 KB for 128 columns
 
 
 @dataclass(frozen=True)
@@ -90,23 +91,37 @@ class TensorCoreOperand:
         specials = None if self.specials is None else self.specials[part]
         return TensorCoreOperand(self.values[part], self.exponents[part], specials)
 
+    def rows(self, part: slice) -> TensorCoreOperand:
+        """The operand restricted to some of its rows (M or N)."""
+        specials = None if self.specials is None else self.specials[:, part]
+        return TensorCoreOperand(self.values[:, part], self.exponents[:, part], specials)
+
 
 def tensor_core_step(a: TensorCoreOperand, b: TensorCoreOperand, c: NDArray[np.float32]) -> NDArray[np.float32]:
     """C plus the sum of products of one step, (M, N) float32, from operands (K, M) and (K, N)."""
+    result = np.empty_like(c)
+    for start in range(0, c.shape[0], _ROWS):
+        rows = slice(start, start + _ROWS)
+        result[rows] = _step_rows(a.rows(rows), b, c[rows])
+    return result
+
+
+def _step_rows(a: TensorCoreOperand, b: TensorCoreOperand, c: NDArray[np.float32]) -> NDArray[np.float32]:
     c_finite = np.isfinite(c)
-    c_values = c.astype(np.float64) if c_finite.all() else np.where(c_finite, c, 0.0).astype(np.float64)
+    special = a.specials is not None or b.specials is not None or not c_finite.all()
+    c_values = np.where(c_finite, c, np.float32(0)).astype(np.float64)
     exponent = _max_exponent(a.exponents, b.exponents, c_values)
     to_units, from_units = _power_of_two(FRACTION_BITS - exponent), _power_of_two(exponent - FRACTION_BITS)
     # The sum is an integer below 2^53 in units of 2^(E - 25), so float64 holds it exactly.
     total = np.trunc(c_values * to_units)
     term = np.empty_like(total)
     for a_column, b_column in zip(a.values, b.values, strict=True):
-        np.multiply(to_units, a_column[:, None], out=term)
-        np.multiply(term, b_column, out=term)
+        np.multiply(a_column[:, None], b_column, out=term)
+        np.multiply(term, to_units, out=term)
         np.trunc(term, out=term)
         np.add(total, term, out=total)
     result = round_toward_zero(total * from_units + 0.0)
-    if a.specials is not None or b.specials is not None or not c_finite.all():
+    if special:
         _place_specials(a, b, c, result)
     return result
 

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -306,6 +307,19 @@ def test_blocks_restart_at_every_sequence(axes):
         np.testing.assert_array_equal(alone.dequantize(), q.dequantize()[start:stop])
 
 
+@pytest.mark.parametrize(("shape", "axes"), [((96,), 0), ((2, 64, 2, 3, 32), (1, 4)), ((2, 1, 64, 3, 1), 2)])
+def test_any_rank(shape, axes):
+    """Every block, found by its own index arithmetic, equals the scalar definition."""
+    rng = np.random.default_rng(17)
+    x = (rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 9, shape)).astype(np.float32)
+    q = quantize(x, axes=axes)
+    for index in np.ndindex(*q.scale_e8m0.shape):
+        part = tuple(slice(32 * i, 32 * i + 32) if axis in q.axes else slice(i, i + 1) for axis, i in enumerate(index))
+        scale, codes = exact_block(x[part])
+        assert q.scale_e8m0[index] == scale
+        np.testing.assert_array_equal(q.codes[part], codes)
+
+
 @pytest.mark.parametrize("shape", [(0, 64), (64, 0), (0, 0), (2, 0, 3, 64)])
 def test_empty_arrays(shape):
     q = quantize(np.zeros(shape, np.float32), axes=(-1,))
@@ -377,6 +391,18 @@ def test_chunks_do_not_show(monkeypatch):
             monkeypatch.setattr(quantize_module, "CHUNK", chunk)
             assert_same(quantize(x, axes=axes, tail=tail), expected.codes, expected.scale_e8m0)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("axes", [(1,), (0,), (0, 1)])
+def test_extra_memory_is_the_result_and_little_else(axes):
+    """2048 x 2048 float32 gives 4 MiB of codes and up to 128 KiB of scales; work arrays do not grow with the input."""
+    x = np.ones((2048, 2048), np.float32)
+    quantize(x[:32, :32], axes=axes)
+    tracemalloc.start()
+    quantize(x, axes=axes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4.2 * 2**20 + 2 * 2**20
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
