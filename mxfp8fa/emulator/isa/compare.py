@@ -11,7 +11,9 @@ from typing import Any
 
 from mxfp8fa.emulator.isa.packed import halves, join
 from mxfp8fa.emulator.isa.registry import pure
-from mxfp8fa.emulator.values import BITS, Value, const, is_float, select, value_type
+from mxfp8fa.emulator.isa.rounding import flush, magnitude_bits, widen
+from mxfp8fa.emulator.values import Value, const, is_float, select, value_type
+from mxfp8fa.numerics.formats import BF16
 
 EQUALITY = ("eq", "ne")
 ORDER = (*EQUALITY, "lt", "le", "gt", "ge")
@@ -25,7 +27,7 @@ UNSIGNED = ("u16", "u32", "u64")
 SIGNED = ("s16", "s32", "s64")
 ANY = (*RAW, *UNSIGNED, *SIGNED, "f32", "f64")
 
-EXPONENT_BITS = {"f16": 0x7C00, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
+EXPONENT_BITS = {"f32": 0x7F800000, "f64": 0x7FF0000000000000}
 TRUE_BITS = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000}  # 1.0; integer destinations: all ones
 PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
 
@@ -39,18 +41,6 @@ def comparison(pattern: str, **keywords: Any) -> Callable[[Callable[..., Any]], 
         return pure(pattern, **keywords)(function)
 
     return declare
-
-
-def flush_subnormal(a: Value) -> Value:
-    """a with a subnormal replaced by the zero of its sign (.ftz)."""
-    raw = a.bits(f"u{BITS[a.type]}")
-    tiny = (raw & EXPONENT_BITS[a.type]).eq(0)
-    return select(tiny, raw & (1 << (BITS[a.type] - 1)), raw).bits(a.type)
-
-
-def widen_bf16(a: Value) -> Value:
-    """The f32 with the bits of a bfloat16 (u16) on top: the same number."""
-    return (a.to("u32") << 16).bits("f32")
 
 
 def relation(CmpOp: str, a: Value, b: Value) -> Value:
@@ -82,9 +72,9 @@ def combine(t: Value, c: Value | None, BoolOp: str) -> Value:
 def compare(a: Value, b: Value, CmpOp: str, stype: str, ftz: bool) -> Value:
     """a CmpOp b for operands of PTX type stype, a bfloat16 widened, subnormals flushed if asked."""
     if stype == "bf16":
-        a, b = widen_bf16(a), widen_bf16(b)
+        a, b = widen(a, BF16), widen(b, BF16)
     if ftz:
-        a, b = flush_subnormal(a), flush_subnormal(b)
+        a, b = flush(a), flush(b)
     return relation(CmpOp, a, b)
 
 
@@ -177,15 +167,14 @@ def selp(a: Value, b: Value, c: Value, *, type: str) -> Value:
 @pure("slct{.ftz}.dtype.f32 d:dtype, a:dtype, b:dtype, c", dtype=ANY, section="9.7.6 slct", moves=("a", "b"))
 def slct(a: Value, b: Value, c: Value, *, dtype: str, ftz: bool = False) -> Value:
     """d = a where c >= 0 (also -0.0), else b (also NaN)."""
-    return select((flush_subnormal(c) if ftz else c) >= 0, a, b)
+    return select((flush(c) if ftz else c) >= 0, a, b)
 
 
 @pure("testp.op.type p:pred, a", op=("finite", "infinite", "number", "notanumber", "normal", "subnormal"),
       type=("f32", "f64"), section="9.7.3 testp")  # fmt: skip
 def testp(a: Value, *, op: str, type: str) -> Value:
     """p = whether a is finite, infinite, a number, NaN, normal (zero included), or subnormal."""
-    width, infinity = BITS[a.type], EXPONENT_BITS[a.type]
-    magnitude = a.bits(f"u{width}") & ((1 << (width - 1)) - 1)
+    magnitude, infinity = magnitude_bits(a), EXPONENT_BITS[a.type]
     zero, tiny = magnitude.eq(0), (magnitude & infinity).eq(0)
     return {
         "finite": magnitude < infinity,

@@ -6,12 +6,13 @@ add.sat of anything but s32 belong to the sm_120 family and have no form here.
 
 from __future__ import annotations
 
-from mxfp8fa.emulator.isa.packed import halves, join
+from mxfp8fa.emulator.isa.packed import elementwise_shadow, halves, join
 from mxfp8fa.emulator.isa.registry import pure
 from mxfp8fa.emulator.values import BITS, Value, const, divide, is_signed, remainder, select
 
 INTEGER = ("u16", "s16", "u32", "s32", "u64", "s64")
 SIGNED_INTEGER = ("s16", "s32", "s64")
+PACKED = {"shadow": elementwise_shadow}
 
 
 def lesser(a: Value, b: Value) -> Value:
@@ -71,7 +72,7 @@ def add_sat(a: Value, b: Value) -> Value:
     return saturate_s32(a.to("s64") + b.to("s64"))
 
 
-@pure("add.type d:u32, a:u32, b:u32", type=("u16x2", "s16x2"), section="9.7.1 add")
+@pure("add.type d:u32, a:u32, b:u32", type=("u16x2", "s16x2"), section="9.7.1 add", extra=PACKED)
 def add_x2(a: Value, b: Value, *, type: str) -> Value:
     """d = a + b for each of two 16-bit elements, wrapping."""
     (a0, a1), (b0, b1) = halves(a, type[:3]), halves(b, type[:3])
@@ -219,16 +220,16 @@ def maximum(a: Value, b: Value, *, type: str = "s32", relu: bool = False) -> Val
     return greater(d, const(0, d.type)) if relu else d
 
 
-@pure("min.type d:u32, a:u32, b:u32", type=("u16x2",), section="9.7.1 min")
-@pure("min{.relu}.type d:u32, a:u32, b:u32", type=("s16x2",), section="9.7.1 min")
+@pure("min.type d:u32, a:u32, b:u32", type=("u16x2",), section="9.7.1 min", extra=PACKED)
+@pure("min{.relu}.type d:u32, a:u32, b:u32", type=("s16x2",), section="9.7.1 min", extra=PACKED)
 def minimum_x2(a: Value, b: Value, *, type: str, relu: bool = False) -> Value:
     """d = the smaller of a and b for each of two 16-bit elements; .relu: 0 if that is negative."""
     (a0, a1), (b0, b1) = halves(a, type[:3]), halves(b, type[:3])
     return join(minimum(a0, b0, relu=relu), minimum(a1, b1, relu=relu))
 
 
-@pure("max.type d:u32, a:u32, b:u32", type=("u16x2",), section="9.7.1 max")
-@pure("max{.relu}.type d:u32, a:u32, b:u32", type=("s16x2",), section="9.7.1 max")
+@pure("max.type d:u32, a:u32, b:u32", type=("u16x2",), section="9.7.1 max", extra=PACKED)
+@pure("max{.relu}.type d:u32, a:u32, b:u32", type=("s16x2",), section="9.7.1 max", extra=PACKED)
 def maximum_x2(a: Value, b: Value, *, type: str, relu: bool = False) -> Value:
     """d = the larger of a and b for each of two 16-bit elements; .relu: 0 if that is negative."""
     (a0, a1), (b0, b1) = halves(a, type[:3]), halves(b, type[:3])
