@@ -142,10 +142,14 @@ def _run_call(
 
     def on_launch(launch: Launch) -> None:
         program = load_program(launch.ptx, launch.kernel)
-        spec = LaunchSpec(launch.grid, launch.block, launch.cluster, launch.smem_bytes, _join(program, launch.params))
-        _launch(program, spec, ranges, options, show, report)
+        _launch(program, launch_spec(program, launch), ranges, options, show, report)
 
     call.execute(on_launch, device=Device(sm_count=options.sm_count), allow=allow)
+
+
+def launch_spec(program: Program, launch: Launch) -> LaunchSpec:
+    """A launch of the host code, as the machine takes it."""
+    return LaunchSpec(launch.grid, launch.block, launch.cluster, launch.smem_bytes, _join(program, launch.params))
 
 
 def _join(program: Program, params: Sequence[bytes]) -> bytes:
