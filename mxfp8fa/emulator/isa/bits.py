@@ -136,9 +136,10 @@ def szext(a: Value, b: Value, *, mode: str, type: str) -> Value:
     return shift_right(shift_left(a, unused), unused)
 
 
-@pure("clmad.mode.u64 d, a, b, c", mode=("lo", "hi"), section="9.7.1 clmad (PTX 9.x)", confidence="inferred")
-def clmad(a: Value, b: Value, c: Value, *, mode: str) -> Value:
-    """d = the lower or upper half of the carry-less product of a and b, xor c."""
+@pure("clmad.mode.type d:u64, a:u64, b:u64, c:u64", mode=("lo", "hi"), type=("u64", "s64"),
+      section="9.7.1 clmad (PTX 9.x)", confidence="inferred")  # fmt: skip
+def clmad(a: Value, b: Value, c: Value, *, mode: str, type: str) -> Value:
+    """d = the lower or upper half of the carry-less product of a and b, xor c; the sign has no meaning."""
     for i in range(64):
         row = -((b >> i) & 1)  # all ones where bit i of b is set
         if mode == "lo":

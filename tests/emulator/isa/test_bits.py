@@ -122,8 +122,9 @@ def test_carry_less_multiply_add():
         return total
 
     rows = rows_of([64, 64, 64], 60, seed=7)
-    check("clmad.lo.u64", rows, lambda a, b, c: product(a, b) % 2**64 ^ c)
-    check("clmad.hi.u64", rows, lambda a, b, c: product(a, b) >> 64 ^ c)
+    for t in ("u64", "s64"):
+        check(f"clmad.lo.{t}", rows, lambda a, b, c: product(a, b) % 2**64 ^ c)
+        check(f"clmad.hi.{t}", rows, lambda a, b, c: product(a, b) >> 64 ^ c)
     # (x + 1)^2 = x^2 + 1 over GF(2)
     assert run("clmad.lo.u64", [(3, 3, 0)]) == [5]
 
