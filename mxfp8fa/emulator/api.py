@@ -184,7 +184,7 @@ def _launch(
             options.schedule,
             options.seed,
             machine.watch.findings(),
-        )  # fmt: skip
+        )
     )
 
 

@@ -96,7 +96,7 @@ def _expression(node: Value, names: Sequence[str], constants: dict[str, Any]) ->
         return f"popc({names[0]}).astype({node.type})"
     if op == "const":
         key = f"c{len(constants)}"
-        raw = np.array(node.attr, dtype=raw_dtype(node.type))
+        raw: np.ndarray = np.array(node.attr, dtype=raw_dtype(node.type))
         constants[key] = raw.view(DTYPES[node.type])[()]
         return key
     return f"{op}({', '.join(names)})"

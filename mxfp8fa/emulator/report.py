@@ -1,4 +1,4 @@
-"""What a run did: launches, instructions, bytes, time. Counts are emulated; seconds are wall time of the emulation, not of a GPU."""
+"""What a run did. Counts are emulated; seconds are wall time of the emulation, not of a GPU."""
 
 from __future__ import annotations
 
@@ -97,5 +97,6 @@ class Report:
     def __str__(self) -> str:
         if not self.launches:
             return "no kernel was launched"
-        head = f"{len(self.launches)} launch(es), {self.warp_instructions:,} warp-instructions, {self.seconds:.2f} s (emulated on a CPU)"
+        work = f"{self.warp_instructions:,} warp-instructions, {self.seconds:.2f} s"
+        head = f"{len(self.launches)} launch(es), {work} (emulated on a CPU)"
         return "\n".join([head, *map(str, self.launches)])

@@ -137,7 +137,10 @@ class Value:
         return self if t == self.type else Value("to", t, (self,))
 
 
-PRIMITIVES = ["add", "sub", "mul", "and", "or", "xor", "not", "neg", "shl", "shr", "eq", "ne", "lt", "le", "bits", "to", "select", "divide", "remainder", "popc", "float_div", "sqrt", "fma", "fma_sign", "rint", "floor", "ceil", "trunc", "exp2", "log2", "rsqrt", "tanh", "sin", "cos", "gather", "ballot", "lane"]
+PRIMITIVES = (
+    "add sub mul and or xor not neg shl shr eq ne lt le bits to select divide "
+    "remainder popc float_div sqrt fma fma_sign rint floor ceil trunc exp2 log2 rsqrt tanh sin cos gather ballot lane"
+).split()  # noqa: SIM905
 
 
 def _as(t: str, x: Value | int) -> Value:

@@ -58,8 +58,8 @@ class MatrixDescriptor:
         if reserved:
             raise ValueError(f"descriptor {word:#018x}: bits 14:15, 30:31 and 53:60 must be 0")
         mask = (1 << _ADDRESS_BITS) - 1
-        fields = [(word >> at & mask) * _UNIT_BYTES for at in (0, 16, 32)]
-        return MatrixDescriptor(*fields, SWIZZLE_MODES[mode])
+        start, leading, stride = ((word >> at & mask) * _UNIT_BYTES for at in (0, 16, 32))
+        return MatrixDescriptor(start, leading, stride, SWIZZLE_MODES[mode])
 
     def encode(self) -> int:
         """The 64 bits."""

@@ -64,16 +64,29 @@ def _atomic(
     size = BITS[value_type(type)] // 8
     words = values if isinstance(values, list) else [values]
     combine = _combine(op, type, _place(space, bits, a))
-    return [
-        access.update(
-            warp, bits, space, a + np.uint64(i * size), size, lambda now, old, w=word: combine(lanes_of(now), old, w)[0]
-        )
-        for i, word in enumerate(words)
-    ]
+
+    def one(i: int, word: np.ndarray) -> access.Tracked:
+        where = a + np.uint64(i * size)
+        return access.update(warp, bits, space, where, size, lambda now, old: combine(lanes_of(now), old, word)[0])
+
+    return [one(i, word) for i, word in enumerate(words)]
 
 
-@machine("atom{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type d, [a], b{, e:b64}", op=INTEGER_OPS, type=INTEGER_TYPES, section="9.7.13 atom", **MODS)  # fmt: skip
-@machine("atom{.sem}{.scope}{.ss}.op{.noftz}{.L2::cache_hint}{.vec}.type d, [a], b{, e:b64}", op=("add", "min", "max"), vec=("v2", "v4", "v8"), type=FLOAT_TYPES, section="9.7.13 atom", **MODS)  # fmt: skip
+@machine(
+    "atom{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type d, [a], b{, e:b64}",
+    op=INTEGER_OPS,
+    type=INTEGER_TYPES,
+    section="9.7.13 atom",
+    **MODS,
+)
+@machine(
+    "atom{.sem}{.scope}{.ss}.op{.noftz}{.L2::cache_hint}{.vec}.type d, [a], b{, e:b64}",
+    op=("add", "min", "max"),
+    vec=("v2", "v4", "v8"),
+    type=FLOAT_TYPES,
+    section="9.7.13 atom",
+    **MODS,
+)
 def atom(
     warp: Warp, bits: int, a: np.ndarray, b: Any, e: Any = None, *, op: str, type: str, ss: str | None = None, **_: Any
 ) -> Any:
@@ -81,8 +94,21 @@ def atom(
     return _atomic(warp, bits, ss, a, b, op, type)
 
 
-@machine("red{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type [a], b{, e:b64}", op=INTEGER_OPS, type=INTEGER_TYPES, section="9.7.13 red", **MODS)  # fmt: skip
-@machine("red{.sem}{.scope}{.ss}.op{.noftz}{.L2::cache_hint}{.vec}.type [a], b{, e:b64}", op=("add", "min", "max"), vec=("v2", "v4", "v8"), type=FLOAT_TYPES, section="9.7.13 red", **MODS)  # fmt: skip
+@machine(
+    "red{.sem}{.scope}{.ss}.op{.L2::cache_hint}.type [a], b{, e:b64}",
+    op=INTEGER_OPS,
+    type=INTEGER_TYPES,
+    section="9.7.13 red",
+    **MODS,
+)
+@machine(
+    "red{.sem}{.scope}{.ss}.op{.noftz}{.L2::cache_hint}{.vec}.type [a], b{, e:b64}",
+    op=("add", "min", "max"),
+    vec=("v2", "v4", "v8"),
+    type=FLOAT_TYPES,
+    section="9.7.13 red",
+    **MODS,
+)
 def red(
     warp: Warp, bits: int, a: np.ndarray, b: Any, e: Any = None, *, op: str, type: str, ss: str | None = None, **_: Any
 ) -> None:

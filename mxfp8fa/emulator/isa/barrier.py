@@ -169,17 +169,39 @@ _SCOPE = ("cta", "cluster", "gpu", "sys")
     section="9.7.13 fence",
     not_modelled=_FENCE,
 )
-@machine("fence.sem.sync_restrict::place{.cluster}", sem=("acquire", "release"), place=("shared::cta", "shared::cluster"), section="9.7.13 fence", not_modelled=_FENCE)  # fmt: skip
+@machine(
+    "fence.sem.sync_restrict::place{.cluster}",
+    sem=("acquire", "release"),
+    place=("shared::cta", "shared::cluster"),
+    section="9.7.13 fence",
+    not_modelled=_FENCE,
+)
 @machine(
     "fence.op_restrict.release.cluster", op_restrict=("mbarrier_init",), section="9.7.13 fence", not_modelled=_FENCE
 )
-@machine("fence.proxy.which", which=("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"), section="9.7.13 fence.proxy", not_modelled=_FENCE)  # fmt: skip
-@machine("fence.proxy.async::generic.sem.sync_restrict::place.cluster", sem=("acquire", "release"), place=("shared::cta", "shared::cluster"), section="9.7.13 fence.proxy", not_modelled=_FENCE)  # fmt: skip
+@machine(
+    "fence.proxy.which",
+    which=("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"),
+    section="9.7.13 fence.proxy",
+    not_modelled=_FENCE,
+)
+@machine(
+    "fence.proxy.async::generic.sem.sync_restrict::place.cluster",
+    sem=("acquire", "release"),
+    place=("shared::cta", "shared::cluster"),
+    section="9.7.13 fence.proxy",
+    not_modelled=_FENCE,
+)
 @machine(
     "fence.proxy.tensormap::generic.release.scope", scope=_SCOPE, section="9.7.13 fence.proxy", not_modelled=_FENCE
 )
 @machine("membar.level", level=("cta", "gl", "sys"), section="9.7.13 membar", not_modelled=_FENCE)
-@machine("membar.proxy.which", which=("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"), section="9.7.13 membar", not_modelled=_FENCE)  # fmt: skip
+@machine(
+    "membar.proxy.which",
+    which=("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"),
+    section="9.7.13 membar",
+    not_modelled=_FENCE,
+)
 def fence(warp: Warp, bits: int, *, which: str = "", op_restrict: str = "", **_: Any) -> None:
     """Order memory accesses."""
     warp.machine.watch.fence(f"proxy.{which}" if which else op_restrict or "threads")

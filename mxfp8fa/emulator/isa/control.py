@@ -110,6 +110,11 @@ def setmaxnreg(warp: Warp, bits: int, a: np.ndarray, *, op: str) -> Outcome | No
     return None
 
 
-@machine("griddepcontrol.op", op=("launch_dependents", "wait"), section="9.7.13 griddepcontrol", not_modelled="overlap of launches: each launch starts when the one before has ended")  # fmt: skip
+@machine(
+    "griddepcontrol.op",
+    op=("launch_dependents", "wait"),
+    section="9.7.13 griddepcontrol",
+    not_modelled="overlap of launches: each launch starts when the one before has ended",
+)
 def griddepcontrol(warp: Warp, bits: int, *, op: str) -> None:
     """Programmatic dependent launch."""

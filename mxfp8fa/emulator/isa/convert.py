@@ -197,9 +197,7 @@ def read_float(a: Value, t: str) -> Value:
     return widen(a.bits("u16"), FORMAT_OF[t]) if t in ("f16", "bf16") else a
 
 
-def write_float(
-    x: Value, t: str, rounding: str = "rn", *, satfinite: bool = False, relu: bool = False
-) -> Value:
+def write_float(x: Value, t: str, rounding: str = "rn", *, satfinite: bool = False, relu: bool = False) -> Value:
     """x (f32 or f64) in a float type, rounded once; NaN becomes that type's canonical NaN."""
     if t == "f64":
         return quiet_first(x.to("f64"), x.to("f64"))
@@ -237,9 +235,7 @@ def convert_float(
       not_modelled=NAN_BITS)  # fmt: skip
 @pure("cvt{.rnd}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("bf16",), atype=("f16",), section=SECTION,
       not_modelled=NAN_BITS)  # fmt: skip
-def cvt_narrowing(
-    a: Value, *, dtype: str, atype: str, rnd: str = "rn", ftz: bool = False, sat: bool = False
-) -> Value:
+def cvt_narrowing(a: Value, *, dtype: str, atype: str, rnd: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """d = a rounded to the precision and range of dtype."""
     return convert_float(a, dtype, atype, rnd, ftz=ftz, sat=sat)
 
@@ -252,9 +248,7 @@ def cvt_narrowing(
       not_modelled=NAN_F64)  # fmt: skip
 @pure("cvt{.rnd}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("f64",), atype=("bf16",), section=SECTION,
       not_modelled=NAN_F64)  # fmt: skip
-def cvt_widening(
-    a: Value, *, dtype: str, atype: str, rnd: str = "rn", ftz: bool = False, sat: bool = False
-) -> Value:
+def cvt_widening(a: Value, *, dtype: str, atype: str, rnd: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """d = a, which the wider type holds exactly."""
     return convert_float(a, dtype, atype, ftz=ftz, sat=sat)
 
@@ -289,9 +283,7 @@ def cvt_same(a: Value, *, type: str, atype: str) -> Value:
       section=SECTION, not_modelled=NAN_BITS)  # fmt: skip
 @pure("cvt{.irnd}.type.atype d:type, a:type", irnd=INTEGER_ROUNDING, type=("bf16",), atype=("bf16",),
       section=SECTION, not_modelled=NAN_BITS)  # fmt: skip
-def cvt_integral(
-    a: Value, *, type: str, atype: str, irnd: str = "", ftz: bool = False, sat: bool = False
-) -> Value:
+def cvt_integral(a: Value, *, type: str, atype: str, irnd: str = "", ftz: bool = False, sat: bool = False) -> Value:
     """d = a, with .irnd rounded to an integral value."""
     return convert_float(a, type, atype, irnd=irnd, ftz=ftz, sat=sat)
 

@@ -1,4 +1,6 @@
-"""cp.async and its groups, st.async, red.async, PTX ISA sections 9.7.9.25 and 9.7.9.12. Truly asynchronous: `machine.asynchronous`."""
+"""cp.async "
+"and its groups, st.async, red.async, PTX ISA sections 9.7.9.25 and 9.7.9.12. Truly asynchronous: `machine.asynchronous`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from mxfp8fa.emulator.isa.registry import machine
 from mxfp8fa.emulator.isa.trace import lane_function
 from mxfp8fa.emulator.machine import access
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
+from mxfp8fa.emulator.machine.cluster import CTA
 from mxfp8fa.emulator.machine.groups import GroupTracker
 from mxfp8fa.emulator.machine.warp import Outcome, Warp, indices_of, lanes_of
 from mxfp8fa.emulator.values import BITS, value_type
@@ -134,7 +137,9 @@ def wait_all(warp: Warp, bits: int) -> Outcome | None:
     section="9.7.13.15 cp.async.mbarrier.arrive",
 )
 def mbarrier_arrive(warp: Warp, bits: int, a: np.ndarray, *, noinc: bool = False, ss: str | None = None) -> None:
-    """Arrive on [a] once the thread's prior cp.async operations are complete; without .noinc one more arrival is expected first."""
+    """Arrive "
+    "on [a] once the thread's prior cp.async operations are complete; without .noinc one more arrival is expected first.
+    """
     by, site, machine = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
     targets = [access.shared_word(warp, "shared::cta", int(a[lane]), 8, "mbarrier") for lane in indices_of(bits)]
     if not noinc:
@@ -151,7 +156,13 @@ def mbarrier_arrive(warp: Warp, bits: int, a: np.ndarray, *, noinc: bool = False
 _REMOTE = ("b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
 
 
-@machine("st.async{.weak}{.ss}.mbarrier::complete_tx::bytes{.vec}.type [d], b, [c]", ss=("shared::cluster",), vec=("v2", "v4"), type=_REMOTE, section="9.7.9.12 st.async")  # fmt: skip
+@machine(
+    "st.async{.weak}{.ss}.mbarrier::complete_tx::bytes{.vec}.type [d], b, [c]",
+    ss=("shared::cluster",),
+    vec=("v2", "v4"),
+    type=_REMOTE,
+    section="9.7.9.12 st.async",
+)
 def st_async(
     warp: Warp, bits: int, d: np.ndarray, b: Any, c: np.ndarray, *, type: str, vec: str | None = None, **_: Any
 ) -> None:
@@ -177,7 +188,9 @@ def st_async(
 def red_async(
     warp: Warp, bits: int, d: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, type: str, **_: Any
 ) -> None:
-    """[d] = [d] op b in a CTA of the cluster, asynchronously; then the mbarrier [c] of that CTA completes as many bytes."""
+    """[d] "
+    "= [d] op b in a CTA of the cluster, asynchronously; then the mbarrier [c] of that CTA completes as many bytes.
+    """
     size = BITS[value_type(type)] // 8
     combine = lane_function(f"{op}.{type}")
 
@@ -194,8 +207,8 @@ def _remote(warp: Warp, bits: int, to: np.ndarray, barrier: np.ndarray, size: in
         access.shared_word(warp, "shared::cluster", int(to[lane]), size, what)
         target = access.shared_word(warp, "shared::cluster", int(barrier[lane]), 8, "mbarrier")
 
-        def run(lane: int = int(lane), target: Any = target) -> None:
+        def run(lane: int = int(lane), target: tuple[CTA, int] = target) -> None:
             write(1 << lane)
-            mbarriers.change(*target, lambda m: m.complete_tx(size), f"{by} ({what})")
+            mbarriers.change(target[0], target[1], lambda m: m.complete_tx(size), f"{by} ({what})")
 
         warp.machine.asynchronous.issue(AsyncOp((what, id(warp), int(lane)), run, site, what))

@@ -1,4 +1,6 @@
-"""Cluster launch control, PTX ISA section 9.7.13.17 and .18: a running cluster takes over the work of one that has not started."""
+"""Cluster "
+"launch control, PTX ISA section 9.7.13.17 and .18: a running cluster takes over the work of one that has not started.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ RESPONSE_BYTES = 16
     not_modelled="a device may refuse although clusters are left; here the next one in grid order is always handed out",
 )  # fmt: skip
 def try_cancel(
-    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, multicast_cluster_all: bool = False, **_: Any
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, multicast_cluster_all: bool = False, ss: str | None = None
 ) -> None:
     """Ask for a cluster that has not started: a 16-byte answer at [d], then 16 bytes complete on mbarrier [a]."""
     lane = int(indices_of(bits)[0])
     cta, offset = access.shared_word(warp, "shared::cta", int(d[lane]), RESPONSE_BYTES, "the response of try_cancel")
-    _, barrier = access.shared_word(warp, "shared::cta", int(a[lane]), 8, "mbarrier")
+    barrier = access.shared_word(warp, "shared::cta", int(a[lane]), 8, "mbarrier")[1]
     targets = warp.cta.cluster.ctas if multicast_cluster_all else [cta]
     origin = warp.machine.next_cluster()
     by, site = mbarriers.who(warp), warp.site(warp.group.pc)
@@ -44,7 +46,9 @@ def try_cancel(
 
 
 def _response(origin: tuple[int, int, int] | None) -> np.ndarray:
-    """The answer: first CTA of the cluster as x; y | z << 16; bit 0 of word 2 says whether there is one (sm_100a SASS)."""
+    """The "
+    "answer: first CTA of the cluster as x; y | z << 16; bit 0 of word 2 says whether there is one (sm_100a SASS).
+    """
     x, y, z = origin or (0, 0, 0)
     return np.array([x, y | z << 16, origin is not None, 0], np.uint32).view(np.uint8)
 
@@ -86,7 +90,12 @@ def get_first_ctaid(instruction: syntax.Instruction, program: Any) -> Step:
     return _query(instruction, _ctaid, "u32")
 
 
-@define("control", "clusterlaunchcontrol.query_cancel.axis.b32.b128 d, a", axis=tuple(f"get_first_ctaid::{i}" for i in "xyz"), section="9.7.13.18 clusterlaunchcontrol.query_cancel")  # fmt: skip
+@define(
+    "control",
+    "clusterlaunchcontrol.query_cancel.axis.b32.b128 d, a",
+    axis=tuple(f"get_first_ctaid::{i}" for i in "xyz"),
+    section="9.7.13.18 clusterlaunchcontrol.query_cancel",
+)
 def get_first_ctaid_axis(instruction: syntax.Instruction, program: Any, *, axis: str) -> Step:
     """d = x, y or z of the first CTA of the cluster that answer a hands out."""
     i = "xyz".index(axis[-1])

@@ -175,7 +175,12 @@ def arrive_sink(
     _arrive(warp, bits, ss, a, c, op == "arrive_drop", False)
 
 
-@machine("mbarrier.op.noComplete{.sem}{.scope}{.ss}.b64 d, [a], c:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
+@machine(
+    "mbarrier.op.noComplete{.sem}{.scope}{.ss}.b64 d, [a], c:u32",
+    op=("arrive", "arrive_drop"),
+    section="9.7.13.15 mbarrier.arrive",
+    **MODS,
+)
 def arrive_no_complete(
     warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, op: str, ss: str | None = None, **_: Any
 ) -> np.ndarray:
@@ -191,7 +196,12 @@ def _arrive_expect(warp: Warp, bits: int, ss: str | None, a: np.ndarray, b: np.n
     return each(warp, bits, ss, a, operation)
 
 
-@machine("mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 d, [a], b:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
+@machine(
+    "mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 d, [a], b:u32",
+    op=("arrive", "arrive_drop"),
+    section="9.7.13.15 mbarrier.arrive",
+    **MODS,
+)
 def arrive_expect(
     warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any
 ) -> np.ndarray:
@@ -199,7 +209,12 @@ def arrive_expect(
     return _arrive_expect(warp, bits, ss, a, b, op == "arrive_drop")
 
 
-@machine("mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 [a], b:u32", op=("arrive", "arrive_drop"), section="9.7.13.15 mbarrier.arrive", **MODS)  # fmt: skip
+@machine(
+    "mbarrier.op.expect_tx{.sem}{.scope}{.ss}.b64 [a], b:u32",
+    op=("arrive", "arrive_drop"),
+    section="9.7.13.15 mbarrier.arrive",
+    **MODS,
+)
 def arrive_expect_sink(
     warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, op: str, ss: str | None = None, **_: Any
 ) -> None:
@@ -237,7 +252,12 @@ def _wait(
     return warp.block(key(cta, offset), reason, may_time_out=True)
 
 
-@machine("mbarrier.op.parity{.sem}{.scope}{.ss}.b64 p:pred, [a], b:u32{, c:u32}", op=("test_wait", "try_wait"), section="9.7.13.15 mbarrier.test_wait", **MODS)  # fmt: skip
+@machine(
+    "mbarrier.op.parity{.sem}{.scope}{.ss}.b64 p:pred, [a], b:u32{, c:u32}",
+    op=("test_wait", "try_wait"),
+    section="9.7.13.15 mbarrier.test_wait",
+    **MODS,
+)
 def wait_parity(
     warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any
 ) -> Any:
@@ -254,7 +274,12 @@ def wait_parity(
     )
 
 
-@machine("mbarrier.op{.sem}{.scope}{.ss}.b64 p:pred, [a], b{, c:u32}", op=("test_wait", "try_wait"), section="9.7.13.15 mbarrier.test_wait", **MODS)  # fmt: skip
+@machine(
+    "mbarrier.op{.sem}{.scope}{.ss}.b64 p:pred, [a], b{, c:u32}",
+    op=("test_wait", "try_wait"),
+    section="9.7.13.15 mbarrier.test_wait",
+    **MODS,
+)
 def wait_state(
     warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, ss: str | None = None, **_: Any
 ) -> Any:

@@ -12,7 +12,7 @@ from mxfp8fa.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_
 from mxfp8fa.emulator.machine.warp import Warp
 from mxfp8fa.emulator.values import BITS, Value, const, select, value_type
 
-SCALARS = tuple(f"{k}{n}" for k in "bus" for n in (8, 16, 32, 64)) + ("f32", "f64", "b128")
+SCALARS = (*(f"{k}{n}" for k in "bus" for n in (8, 16, 32, 64)), "f32", "f64", "b128")
 SPACES = (
     "global",
     "shared",
@@ -36,7 +36,9 @@ VECTORS = ("v2", "v4", "v8")
 
 
 def space_of(ss: str | None) -> str:
-    """The memory an access names. Kernel parameters and constants live in global memory here, arguments of calls in local."""
+    """The "
+    "memory an access names. Kernel parameters and constants live in global memory here, arguments of calls in local.
+    """
     if ss is None:
         return "generic"
     if ss.startswith("param"):
@@ -205,7 +207,13 @@ def getctarank_generic(a: Value, *, type: str) -> Value:
     return select(inside, ((a >> 24) & 0xFF).to("u32"), const(0xFFFFFFFF, "u32"))
 
 
-@machine("prefetch{.space}.level [a]", space=("global", "local"), level=("L1", "L2", "L2::evict_last", "L2::evict_normal"), section="9.7.9 prefetch", not_modelled="caches: a prefetch does nothing")  # fmt: skip
+@machine(
+    "prefetch{.space}.level [a]",
+    space=("global", "local"),
+    level=("L1", "L2", "L2::evict_last", "L2::evict_normal"),
+    section="9.7.9 prefetch",
+    not_modelled="caches: a prefetch does nothing",
+)
 def prefetch(warp: Warp, bits: int, a: np.ndarray, *, level: str, space: str | None = None) -> None:
     """A cache hint."""
 

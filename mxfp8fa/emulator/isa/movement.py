@@ -89,7 +89,7 @@ def _pack(to: Any, source: syntax.Vector, whole: str, program: Any) -> Step:
     part_dtype, count = raw_dtype(part), len(readers)
 
     def join(parts: list[Any]) -> np.ndarray:
-        whole_ = np.zeros((LANES, count), part_dtype)
+        whole_: np.ndarray = np.zeros((LANES, count), part_dtype)
         for i, x in enumerate(parts):
             if x is not None:
                 whole_[:, i] = x
@@ -111,8 +111,8 @@ def _unpack(to: syntax.Vector, source: Any, whole: str, program: Any) -> Step:
 
     def step(warp: Warp, bits: int) -> None:
         value, shadow = read(warp)
-        parts = value.view(dtype)
-        poison = None if shadow is None else shadow.view(dtype)
+        parts: np.ndarray = value.view(dtype)
+        poison: np.ndarray | None = None if shadow is None else shadow.view(dtype)
         for i, write in enumerate(writers):
             p = None if poison is None or not poison[i::count].any() else poison[i::count].copy()
             write(warp, bits, parts[i::count].copy(), p)

@@ -171,7 +171,7 @@ def define(kind: str, pattern: str, **keywords: Any) -> Callable[[Callable[..., 
                 moves,
                 not_modelled,
                 extra,
-            )  # fmt: skip
+            )
         )
         return function
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 from mxfp8fa.emulator.isa.registry import REGISTRY, Definition
 from mxfp8fa.emulator.values import BITS
 
-MAX_VARIANTS = 64  # forms taken from one pattern; a pattern with more is sampled
 BLOCK_THREADS = 128
 IMMEDIATES = {("lop3", "e"): tuple(range(256))}  # operands that must be constants: one instruction for each value
 INTERNAL = ("inc", "dec")  # shared arithmetic of the atomics, not instructions of their own
@@ -81,41 +79,32 @@ def qualifier_choices(definition: Definition) -> list[list[str]]:
     found = []
     for optional, plain in re.findall(r"\{\.([^}]+)\}|\.([\w:]+)", mnemonic):
         name = optional or plain
-        texts = [f".{c}" for c in definition.choices.get(re.sub(r"\W+", "_", name), definition.choices.get(name, (name,)))]
+        texts = [
+            f".{c}" for c in definition.choices.get(re.sub(r"\W+", "_", name), definition.choices.get(name, (name,)))
+        ]
         found.append(["", *texts] if optional else texts)
     return found
 
 
-def _sampled(combinations: Sequence[tuple[str, ...]], pattern: str, limit: int) -> list[tuple[str, ...]]:
-    """At most `limit` of the combinations, the same ones every time, with every qualifier text at least once."""
-    if len(combinations) <= limit:
-        return list(combinations)
-    ranked = sorted(combinations, key=lambda c: zlib.crc32(f"{pattern}{c}".encode()))
-    kept, seen = [], set()
-    for c in ranked:
-        new = {(i, text) for i, text in enumerate(c)} - seen
-        if new:
-            kept.append(c)
-            seen |= new
-    rest = [c for c in ranked if c not in set(kept)]
-    return (kept + rest)[: max(limit, len(kept))]
-
-
-def _operands(definition: Definition, modifiers: dict[str, Any], *, optional: bool) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+def _operands(
+    definition: Definition, modifiers: dict[str, Any], *, optional: bool
+) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
     inputs, outputs = [], []
     for spec in definition.operands:
         if spec.optional and not optional:
             continue
-        written = Operand(spec.name, definition.operand_type(spec.type, modifiers), modifiers.get(spec.type) or spec.type)
+        written = Operand(
+            spec.name, definition.operand_type(spec.type, modifiers), modifiers.get(spec.type) or spec.type
+        )
         (outputs if spec.output else inputs).append(written)
         if spec.pair:
             outputs.append(Operand(spec.pair, definition.operand_type(spec.pair_type, modifiers), spec.pair_type))
     return tuple(inputs), tuple(outputs)
 
 
-def forms_of(definition: Definition, limit: int = MAX_VARIANTS) -> Iterator[Form]:
-    """The forms of one pure definition, at most `limit` (each with and without its optional operands)."""
-    for texts in _sampled(list(itertools.product(*qualifier_choices(definition))), definition.pattern, limit):
+def forms_of(definition: Definition) -> Iterator[Form]:
+    """The forms of one pure definition (each with and without its optional operands)."""
+    for texts in itertools.product(*qualifier_choices(definition)):
         modifiers = definition.modifiers("".join(texts))
         if modifiers is None:
             raise ValueError(f"pattern {definition.pattern!r} does not accept its own spelling {''.join(texts)!r}")
@@ -125,27 +114,23 @@ def forms_of(definition: Definition, limit: int = MAX_VARIANTS) -> Iterator[Form
             yield Form(definition.opcode + "".join(texts), definition, modifiers, inputs, outputs, immediate)
 
 
-def forms(limit: int = MAX_VARIANTS) -> list[Form]:
+def forms() -> list[Form]:
     """Every form of every pure definition whose result depends on its operands only, in registry order."""
     import mxfp8fa.emulator.isa  # noqa: F401  (fills the registry)
 
     found = []
     for opcode, definitions in REGISTRY.items():
         if opcode not in INTERNAL + POSITION_DEPENDENT:
-            found += [f for d in definitions if d.kind == "pure" for f in forms_of(d, limit)]
+            found += [f for d in definitions if d.kind == "pure" for f in forms_of(d)]
     return found
 
 
 # -- PTX --------------------------------------------------------------------------------------------------------------
 
 
-def register_class(operand: Operand, mnemonic: str) -> str:
-    """The untyped register that holds an operand. Bytes live in .b16, except packed FP4, which wants .b8."""
-    if operand.type == "pred":
-        return "pred"
-    if BITS[operand.type] == 8 and "e2m1x2" not in mnemonic:
-        return "b16"
-    return f"b{BITS[operand.type]}"
+def register_class(operand: Operand) -> str:
+    """The untyped register that holds an operand."""
+    return "pred" if operand.type == "pred" else f"b{BITS[operand.type]}"
 
 
 def memory_type(operand: Operand) -> str:
@@ -168,8 +153,7 @@ def _store(operand: Operand, register: str, address: str) -> list[str]:
 def _clear(operand: Operand, register: str) -> str:
     if operand.type == "pred":
         return f"setp.ne.u32 {register}, 0, 0;"
-    width = BITS[operand.type]
-    return f"mov.b{max(width, 16)} {register}, 0;"
+    return f"mov.b{BITS[operand.type]} {register}, 0;"
 
 
 def _instruction(form: Form, names: dict[str, str], constant: int) -> str:
@@ -191,7 +175,7 @@ def kernel(form: Form, name: str) -> str:
     """
     arrays = [*form.arrays, *([Operand("active", "pred", "pred")] if form.collective else [])]
     names = {o.name: f"%{o.name}_" for o in (*arrays, *form.outputs)}
-    lines = [f"    .reg .{register_class(o, form.mnemonic)} {names[o.name]};" for o in (*arrays, *form.outputs)]
+    lines = [f"    .reg .{register_class(o)} {names[o.name]};" for o in (*arrays, *form.outputs)]
     parameters = [f".param .u64 p{i}" for i in range(len(arrays) + len(form.outputs))] + [".param .u32 threads"]
     body = ["ld.param.u32 %count, [threads];", "mov.u32 %i, %ctaid.x;", f"shl.b32 %i, %i, {BLOCK_THREADS.bit_length() - 1};",
             "mov.u32 %t, %tid.x;", "add.u32 %i, %i, %t;"]  # fmt: skip
@@ -207,7 +191,12 @@ def kernel(form: Form, name: str) -> str:
             body += _store(operand, names[operand.name], "%at")
     body.append("ret;")
     head = [f".visible .entry {name}({', '.join(parameters)})", "{", *lines]
-    head += ["    .reg .b64 %at;", "    .reg .b64 %off;", "    .reg .b32 %i, %t, %where, %count;", "    .reg .b16 %byte;"]
+    head += [
+        "    .reg .b64 %at;",
+        "    .reg .b64 %off;",
+        "    .reg .b32 %i, %t, %where, %count;",
+        "    .reg .b16 %byte;",
+    ]
     return "\n".join([*head, *(f"    {line}" for line in body), "}"])
 
 

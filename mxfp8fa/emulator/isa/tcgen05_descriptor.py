@@ -1,11 +1,16 @@
-"""The 32-bit instruction descriptor of tcgen05.mma and what each kind allows, PTX ISA 9.7.16.4 (tables 42 to 44) and 9.7.16.2."""
+"""The "
+"32-bit instruction descriptor of tcgen05.mma and what each kind allows, PTX ISA 9.7.16.4 (tables 42 to 44) and 9.7.16.2.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mxfp8fa.emulator.errors import IllegalOperation
 
+Refuse = Callable[[str, object, object], IllegalOperation]
 _F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
 
 
@@ -39,7 +44,7 @@ KINDS = {
     "mxf4nvf4": Kind({1: "e2m1"}, 32, 64, 1, {}, True),
 }
 # Scale factors per row and instruction, by the vector-size qualifier (PTX ISA 9.7.16.10.7); None: the qualifier may be absent.
-SCALE_VECTORS = {
+SCALE_VECTORS: dict[str, dict[str | None, int]] = {
     "mxf8f6f4": {None: 1, "scale_vec::1X": 1, "block32": 1},
     "mxf4": {None: 2, "scale_vec::2X": 2, "block32": 2},
     "mxf4nvf4": {"scale_vec::2X": 2, "block32": 2, "scale_vec::4X": 4, "block16": 4},
@@ -107,7 +112,7 @@ def decode(word: int, kind: str, cta_group: int, vector: str | None) -> MMAShape
     formats = rules.formats[a_code], rules.formats[b_code]
     if majors and (kind in ("mxf4", "mxf4nvf4") or any(f in ("e2m3", "e3m2", "e2m1") for f in formats)):
         raise refuse("the major of A or B (bits 15, 16)", "MN", "K for 4- and 6-bit formats")
-    common = {
+    common: dict[str, Any] = {
         "kind": kind, "cta_group": cta_group, "m": m, "n": n, "k": rules.k, "k_bytes": rules.k_bytes, "element_bytes": rules.element_bytes,
         "a_format": formats[0], "b_format": formats[1], "a_mn_major": bool(majors & 1), "b_mn_major": bool(majors & 2),
         "negate_a": bool(word >> 13 & 1), "negate_b": bool(word >> 14 & 1),
@@ -121,10 +126,10 @@ def decode(word: int, kind: str, cta_group: int, vector: str | None) -> MMAShape
         raise refuse("the pair of formats", formats, "equal ones (mixing f16 and bf16 is not documented)")
     if rules.d_formats[d_code] == "f16" and "bf16" in formats:
         raise refuse("the format of D (bits 4:5)", "f16", "f32 for bf16 operands")
-    return MMAShape(**common, d_format=rules.d_formats[d_code], saturate=bool(word >> 3 & 1))  # type: ignore[arg-type]
+    return MMAShape(**common, d_format=rules.d_formats[d_code], saturate=bool(word >> 3 & 1))
 
 
-def _check_shape(m, n, kind, cta_group, b_mn_major, rules, refuse) -> None:  # type: ignore[no-untyped-def]
+def _check_shape(m: int, n: int, kind: str, cta_group: int, b_mn_major: bool, rules: Kind, refuse: Refuse) -> None:
     """M and N, PTX ISA table "Various combinations of .kind and shapes"."""
     if rules.block_scaled:
         allowed_m = (128,) if cta_group == 1 else (128, 256)
@@ -141,7 +146,7 @@ def _check_shape(m, n, kind, cta_group, b_mn_major, rules, refuse) -> None:  # t
         raise refuse("N (bits 17:22)", n, f"multiples of {step} up to 256")
 
 
-def _block_scaled(word, kind, vector, common, refuse) -> MMAShape:  # type: ignore[no-untyped-def]
+def _block_scaled(word: int, kind: str, vector: str | None, common: dict[str, Any], refuse: Refuse) -> MMAShape:
     vectors = SCALE_VECTORS[kind]
     if vector not in vectors:
         raise IllegalOperation(

@@ -230,7 +230,12 @@ def wait_st(warp: Warp, bits: int) -> Outcome | None:
 # -- the tensor pipe: cp, shift, commit, fence ------------------------------------------------------------------------
 
 
-@machine("tcgen05.fence::place", place=("before_thread_sync", "after_thread_sync"), section="9.7.16.11 tcgen05.fence", not_modelled="ordering: it changes nothing here")  # fmt: skip
+@machine(
+    "tcgen05.fence::place",
+    place=("before_thread_sync", "after_thread_sync"),
+    section="9.7.16.11 tcgen05.fence",
+    not_modelled="ordering: it changes nothing here",
+)
 def fence(warp: Warp, bits: int, *, place: str) -> None:
     """Order tcgen05 instructions against those of other threads."""
 
@@ -246,7 +251,12 @@ def commit(warp: Warp, bits: int, a: np.ndarray, *, group: str, ss: str | None =
     _commit(warp, bits, a, None, group, ss)
 
 
-@machine("tcgen05.commit.group.mbarrier::arrive::one{.ss}.multicast::cluster.b64 [a], b:u16", group=GROUPS, ss=("shared::cluster",), section="9.7.16.12 tcgen05.commit")  # fmt: skip
+@machine(
+    "tcgen05.commit.group.mbarrier::arrive::one{.ss}.multicast::cluster.b64 [a], b:u16",
+    group=GROUPS,
+    ss=("shared::cluster",),
+    section="9.7.16.12 tcgen05.commit",
+)
 def commit_multicast(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str, ss: str | None = None) -> None:
     """As commit, with an arrival at the same offset in every CTA of mask b."""
     _commit(warp, bits, a, b, group, ss)
@@ -282,7 +292,9 @@ COPY_FORMS = ("128x256b", "4x256b", "128x128b", "64x128b.warpx2::02_13", "64x128
 @machine("tcgen05.cp.group.form [a], b:b64", group=GROUPS, form=COPY_FORMS, section="9.7.16.9 tcgen05.cp", confidence="inferred",
          not_modelled="decompression of 4- and 6-bit types (.b8x16...)")  # fmt: skip
 def cp(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str, form: str) -> None:
-    """Copy rows of shared memory, described by b, to tensor memory at [a]; with cta_group::2 in both CTAs of the pair, each from its own."""
+    """Copy "
+    "rows of shared memory, described by b, to tensor memory at [a]; with cta_group::2 in both CTAs of the pair, each from its own.
+    """
     same_group(warp, group)
     shape, _, multicast = form.partition(".")
     site = warp.site(warp.group.pc)

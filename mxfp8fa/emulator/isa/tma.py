@@ -37,7 +37,8 @@ _BULK_ALIGNMENT_BYTES = 16
 
 
 @machine(
-    f"cp.async.bulk.tensor.dim.dst.global{{.mode}}.{COMPLETE}{{.multicast::cluster}}{{.group}}{{.L2::cache_hint}}{{.late_group}} [d], [a], [m]{{, b:b64, c:b64}}",
+    f"cp.async.bulk.tensor.dim.dst.global{{.mode}}.{COMPLETE}{{.multicast::cluster}}{{.group}}{{.L2::cache_"
+    f"hint}}{{.late_group}} [d], [a], [m]{{, b:b64, c:b64}}",
     dim=DIMS, dst=SHARED, mode=("tile", "tile::gather4"), group=GROUPS, late_group=GROUPS, section=TENSOR,
     not_modelled="im2col modes; cache hints",
 )  # fmt: skip
@@ -62,7 +63,9 @@ def load(
 
 
 def _signalled(cta: CTA, barrier_cta: CTA, *, pair: bool, multicast: bool) -> CTA:
-    """Whose mbarrier a load into `cta` completes on: its own; with cta_group::2 that of the barrier's parity in its pair."""
+    """Whose "
+    "mbarrier a load into `cta` completes on: its own; with cta_group::2 that of the barrier's parity in its pair.
+    """
     if pair:
         return cta.cluster.ctas[cta.rank // 2 * 2 + barrier_cta.rank % 2]
     if not multicast and cta is not barrier_cta:
@@ -232,7 +235,8 @@ def _queue_store(
         values, shadow = cta.shared.words.load(where, size)
         if shadow is not None:
             raise PoisonError(
-                f"{what}: shared memory at offset {int(where[shadow != 0][0]):#x} was never written and goes to global memory"
+                f"{what}: "
+                f"shared memory at offset {int(where[shadow != 0][0]):#x} was never written and goes to global memory"
             )
         data.append(values)
         m.count_bytes("shared load", values.nbytes)
@@ -315,15 +319,24 @@ def _queue_bulk_load(warp: Warp, address: int, size: int, cta: CTA, offset: int,
 
 @machine(f"cp.async.bulk.shared::cluster.shared::cta.{COMPLETE} [d], [a], b, [m]", section=BULK)
 def bulk_peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray) -> None:
-    """Copy b bytes of shared [a] to shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
+    """Copy "
+    "b bytes of shared [a] to shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m].
+    """
     _peer(warp, bits, d, a, b, m, None)
 
 
-@machine(f"cp.reduce.async.bulk.shared::cluster.shared::cta.{COMPLETE}.op.type [d], [a], b:u32, [m]", op=OPS, type=("s32", "u32", "u64", "s64", "b32", "b64"), section="9.7.9.25 cp.reduce.async.bulk")  # fmt: skip
+@machine(
+    f"cp.reduce.async.bulk.shared::cluster.shared::cta.{COMPLETE}.op.type [d], [a], b:u32, [m]",
+    op=OPS,
+    type=("s32", "u32", "u64", "s64", "b32", "b64"),
+    section="9.7.9.25 cp.reduce.async.bulk",
+)
 def bulk_peer_reduce(
     warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, *, op: str, type: str
 ) -> None:
-    """Combine b bytes of shared [a] into shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
+    """Combine "
+    "b bytes of shared [a] into shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m].
+    """
     _peer(warp, bits, d, a, b, m, _typed(op, type))
 
 
@@ -422,7 +435,13 @@ def _bulk_store(
     section=BULK,
     not_modelled="caches: a prefetch does nothing",
 )
-@machine("cp.async.bulk.prefetch.tensor.dim.L2.global{.mode}{.L2::cache_hint} [a]{, c:b64}", dim=DIMS, mode=("tile", "tile::gather4"), section=TENSOR, not_modelled="caches: a prefetch does nothing")  # fmt: skip
+@machine(
+    "cp.async.bulk.prefetch.tensor.dim.L2.global{.mode}{.L2::cache_hint} [a]{, c:b64}",
+    dim=DIMS,
+    mode=("tile", "tile::gather4"),
+    section=TENSOR,
+    not_modelled="caches: a prefetch does nothing",
+)
 def prefetch(warp: Warp, bits: int, *_: Any, **__: Any) -> None:
     """A cache hint."""
 
@@ -490,7 +509,11 @@ def _field_places(field: str, ordinal: int, value: int) -> list[tuple[int, int, 
     return [(0x34, 24, 8, value - 1)] if ordinal == 0 else [(0x38, 8 * (ordinal - 1), 8, value - 1)]
 
 
-@machine("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.scope.sync.aligned [d], [a], b:u32", scope=("cta", "cluster", "gpu", "sys"), section="9.7.13 tensormap.cp_fenceproxy")  # fmt: skip
+@machine(
+    "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.scope.sync.aligned [d], [a], b:u32",
+    scope=("cta", "cluster", "gpu", "sys"),
+    section="9.7.13 tensormap.cp_fenceproxy",
+)
 def cp_fenceproxy(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, *, scope: str) -> Outcome | None:
     """Copy the b = 128 bytes of a tensor map from shared [a] to global [d]."""
     if not warp.converged(warp.live, "tensormap.cp_fenceproxy"):

@@ -50,13 +50,13 @@ def reader(operand: Any, value_type: str, program: Program) -> Reader:
     if isinstance(operand, syntax.Register):
         return _register_reader(operand, dtype, value_type)
     if isinstance(operand, syntax.Immediate):
-        constant = np.full(LANES, _immediate(operand, value_type), dtype)
+        constant: np.ndarray = np.full(LANES, _immediate(operand, value_type), dtype)
         return lambda w: (constant, None)
     if isinstance(operand, syntax.SpecialRegister):
         read = special_register(operand)
         return lambda w: (_resize(read(w), dtype), None)
     if isinstance(operand, syntax.Symbol):
-        address = np.full(LANES, program.address_of(operand) & ((1 << BITS[value_type]) - 1), dtype)
+        address: np.ndarray = np.full(LANES, program.address_of(operand) & ((1 << BITS[value_type]) - 1), dtype)
         if operand.space == "shared":
             return lambda w: (address + dtype(w.cta.rank << SHARED_RANK_SHIFT), None)
         return lambda w: (address, None)
@@ -219,7 +219,7 @@ def _flatten(
     instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], *, outputs: bool
 ) -> list[tuple[OperandSpec, Any, str]]:
     """(spec, operand, value type) of the outputs or of the inputs; a pair gives two outputs."""
-    flat = []
+    flat: list[tuple[OperandSpec, Any, str]] = []
     for spec, operand in zip(definition.operands, instruction.operands, strict=False):
         if spec.output != outputs:
             continue

@@ -209,7 +209,7 @@ def _process_words() -> dict[int, np.ndarray]:
     """The process's address space as word arrays (made once; nothing is read until a checked access indexes it)."""
     if not _VIEWS:
         buffer = (ctypes.c_uint8 * ((1 << 47) - _ORIGIN)).from_address(_ORIGIN)
-        everything = np.frombuffer(buffer, np.uint8)
+        everything = np.frombuffer(memoryview(buffer), np.uint8)
         _VIEWS.update({n: everything.view(t) for n, t in _WORDS.items()})
     return _VIEWS
 

@@ -44,12 +44,17 @@ def _rank_position(warp: Warp) -> tuple[int, int, int]:
     return x, y, z
 
 
+def _cluster_position(warp: Warp) -> tuple[int, int, int]:
+    x, y, z = (f // c for f, c in zip(warp.cta.cluster.first, warp.machine.launch.cluster, strict=True))
+    return x, y, z
+
+
 # Vectors of three; %tid is the only one that differs between the threads of a warp.
 _VECTORS: dict[str, Callable[[Warp], tuple[int, int, int]]] = {
     "ntid": lambda w: w.machine.launch.block,
     "ctaid": lambda w: w.cta.index,
     "nctaid": lambda w: w.machine.launch.grid,
-    "clusterid": lambda w: tuple(f // c for f, c in zip(w.cta.cluster.first, w.machine.launch.cluster, strict=True)),  # type: ignore[return-value]
+    "clusterid": _cluster_position,
     "nclusterid": _clusters,
     "cluster_ctaid": _rank_position,
     "cluster_nctaid": lambda w: w.machine.launch.cluster,

@@ -90,7 +90,7 @@ def read_shared(
     if cta.machine.watch.watching:
         cta.machine.watch.shared(cta, _words_touched(d, rows, shape.k_bytes, element_bytes, mn_major), 4, write=False)
     words, shadow = cta.shared.words.load(addresses, element_bytes)
-    poison = np.zeros(rows, bool) if shadow is None else shadow.any(axis=1)
+    poison = np.zeros(rows, bool) if shadow is None else np.any(shadow != 0, axis=1)
     cta.machine.count_bytes("shared load", words.nbytes)
     return Operand(values_of(words, fmt, shape), poison)
 
@@ -109,7 +109,7 @@ def read_tensor_a(cta: CTA, address: int, fmt: str, shape: MMAShape) -> Operand:
         if (cells != other).any():
             raise IllegalOperation("tcgen05.mma, M = 128 of a pair: the copies of A in lanes 0-63 and 64-127 differ")
     words = np.ascontiguousarray(cells).view(f"u{shape.element_bytes}")
-    return Operand(values_of(words, fmt, shape, in_tensor_memory=True), shadow.any(axis=1))
+    return Operand(values_of(words, fmt, shape, in_tensor_memory=True), np.any(shadow != 0, axis=1))
 
 
 def values_of(words: np.ndarray, fmt: str, shape: MMAShape, *, in_tensor_memory: bool = False) -> np.ndarray:
@@ -162,7 +162,7 @@ def read_scales(
     bytes_ = np.ascontiguousarray(cells[0]).view(np.uint8).reshape(rows, 4)
     poison = np.ascontiguousarray(np.bitwise_or.reduce(shadow, axis=0)).view(np.uint8).reshape(rows, 4)
     chosen = slice(first_byte, first_byte + count)
-    return bytes_[:, chosen], poison[:, chosen].any(axis=1)
+    return bytes_[:, chosen], np.any(poison[:, chosen] != 0, axis=1)
 
 
 def scaled(values: np.ndarray, scales: np.ndarray, scale_format: str) -> np.ndarray:

@@ -20,6 +20,7 @@ from mxfp8fa.emulator.errors import EmulationError, IllegalOperation, Site
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA
+    from mxfp8fa.emulator.machine.machine import Machine
     from mxfp8fa.emulator.machine.program import Program
 
 WARP_LANES = 32
@@ -123,7 +124,7 @@ class Warp:
         self.cta = cta
         self.index = index
         self.program = program
-        self.machine = cta.machine
+        self.machine: Machine = cta.machine
         self.start_bits = bits
         self.live = bits
         self.regs: list[np.ndarray] = list(program.blank_registers)
