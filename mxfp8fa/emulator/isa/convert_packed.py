@@ -181,7 +181,7 @@ def encode_ue8m0(x: Value, rounding: str, satfinite: bool) -> Value:
     if rounding == "rp":
         # Code 0 stands for 2^-127, which is half of f32's smallest normal number.
         above = select(code.eq(0), magnitude > 0x400000, (magnitude & 0x7FFFFF).ne(0))
-        code = select(above & (magnitude < 0x7F800000), code + 1, code)
+        code = select(above, code + 1, code)
     if satfinite:
         code = select(code > E8M0.max_code, const(E8M0.max_code, "u32"), code)
     return select(is_nan(x), const(nan_code(E8M0), "u32"), code)

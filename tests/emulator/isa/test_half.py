@@ -81,12 +81,12 @@ def test_fma_where_rounding_twice_differs():
     assert bulk("fma.rn.bf16", [a], [b], [crumb | 0x8000]) == [0x4290]
 
 
-def test_bf16_product_below_f32s_range_is_rounded_once():
-    """(2^-66 (1 + 2^-7)) * (2^-67 (1 + 2^-7)) is just above 1.5 * 2^-133: f32 subnormals would drop the crumb."""
-    a, b = BF16.one - (66 << 7) + 1, BF16.one - (67 << 7) + (1 << 6)
-    assert exact.mul(BF16, a, b) == bulk("mul.bf16", [a], [b])[0]
-    agree("mul.bf16", [[a + i for i in range(60)], [b + 3 * i for i in range(60)]],
-          lambda x, y: expected(exact.mul, BF16, (x, y), ""))  # fmt: skip
+def test_bf16_products_around_the_smallest_subnormal():
+    """All mantissas, products from 2^-135 to 2^-131, where bf16 keeps at most three bits of them."""
+    first = [BF16.one - (66 << 7) + m for m in range(128)]
+    rows = [(a, BF16.one - (e << 7) + m) for a in first for e in (66, 68, 69) for m in range(0, 128, 5)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    agree("mul.bf16", columns, lambda x, y: expected(exact.mul, BF16, (x, y), ""))
 
 
 @pytest.mark.parametrize("t", TYPES)
