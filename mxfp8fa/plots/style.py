@@ -43,7 +43,7 @@ RULE_COLORS = {"rceil": BLUE, "floor": VERMILION, "ceil": GREEN, "even": ORANGE}
 BLOCK_COLORS = {"1x32": BLUE, "square": VERMILION}
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-Kind = Literal["emulated", "modelled", "measured", "definition"]
+Kind = Literal["emulated", "modelled", "measured", "published", "definition"]
 
 DPI = 144
 _RC = {
@@ -137,7 +137,8 @@ def finish(axes: Sequence[Axes], ax: object, finding: str, kind: Kind, parameter
         axes: what was drawn on.
         ax: what the caller passed as `ax`; None for a figure of its own.
         finding: the title, a finding rather than a subject.
-        kind: "emulated", "modelled", "measured", or "definition" for what follows from a format alone.
+        kind: "emulated", "modelled", "measured"; "published" for what others measured; "definition" for what follows
+            from a format alone.
         parameters: with which the numbers were made.
     """
     label = "By definition" if kind == "definition" else kind.capitalize()
