@@ -1,6 +1,4 @@
-"""cp.async "
-"and its groups, st.async, red.async, PTX ISA sections 9.7.9.25 and 9.7.9.12. Truly asynchronous: `machine.asynchronous`.
-"""
+"""cp.async and its groups, st.async, red.async, PTX ISA sections 9.7.9.25 and 9.7.9.12. Truly asynchronous: `machine.asynchronous`."""
 
 from __future__ import annotations
 
@@ -137,9 +135,7 @@ def wait_all(warp: Warp, bits: int) -> Outcome | None:
     section="9.7.13.15 cp.async.mbarrier.arrive",
 )
 def mbarrier_arrive(warp: Warp, bits: int, a: np.ndarray, *, noinc: bool = False, ss: str | None = None) -> None:
-    """Arrive "
-    "on [a] once the thread's prior cp.async operations are complete; without .noinc one more arrival is expected first.
-    """
+    """Arrive on [a] once the thread's prior cp.async operations are complete; without .noinc one more arrival is expected first."""
     by, site, machine = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
     targets = [access.shared_word(warp, "shared::cta", int(a[lane]), 8, "mbarrier") for lane in indices_of(bits)]
     if not noinc:
@@ -188,9 +184,7 @@ def st_async(
 def red_async(
     warp: Warp, bits: int, d: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, type: str, **_: Any
 ) -> None:
-    """[d] "
-    "= [d] op b in a CTA of the cluster, asynchronously; then the mbarrier [c] of that CTA completes as many bytes.
-    """
+    """[d] = [d] op b in a CTA of the cluster, asynchronously; then the mbarrier [c] of that CTA completes as many bytes."""
     size = BITS[value_type(type)] // 8
     combine = lane_function(f"{op}.{type}")
 

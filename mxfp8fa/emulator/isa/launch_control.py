@@ -1,6 +1,4 @@
-"""Cluster "
-"launch control, PTX ISA section 9.7.13.17 and .18: a running cluster takes over the work of one that has not started.
-"""
+"""Cluster launch control, PTX ISA section 9.7.13.17 and .18: a running cluster takes over the work of one that has not started."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ def try_cancel(
 
 
 def _response(origin: tuple[int, int, int] | None) -> np.ndarray:
-    """The "
-    "answer: first CTA of the cluster as x; y | z << 16; bit 0 of word 2 says whether there is one (sm_100a SASS).
-    """
+    """The answer: first CTA of the cluster as x; y | z << 16; bit 0 of word 2 says whether there is one (sm_100a SASS)."""
     x, y, z = origin or (0, 0, 0)
     return np.array([x, y | z << 16, origin is not None, 0], np.uint32).view(np.uint8)
 

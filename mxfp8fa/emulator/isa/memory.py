@@ -36,9 +36,7 @@ VECTORS = ("v2", "v4", "v8")
 
 
 def space_of(ss: str | None) -> str:
-    """The "
-    "memory an access names. Kernel parameters and constants live in global memory here, arguments of calls in local.
-    """
+    """The memory an access names. Kernel parameters and constants live in global memory here, arguments of calls in local."""
     if ss is None:
         return "generic"
     if ss.startswith("param"):

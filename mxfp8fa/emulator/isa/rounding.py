@@ -189,6 +189,19 @@ def _overflow_code(fmt: Format, rounding: str, negative: Value, infinite: Value,
     return beyond
 
 
+def _round(x: Value, fmt: Format, rounding: str, negative: Value, word: str, random: tuple[Value, int] | None) -> Value:
+    """The magnitude code of x, rounded, as if there were no largest one; meaningless for NaN."""
+    base, significand, shift = _aligned(x, fmt, word)
+    # Beyond this shift nothing is left of the significand, and no increment carries it back.
+    longest = FORMAT_OF[x.type].mantissa_bits + (random[1] + 1 if random else 2)
+    shift = shift if shift.op == "const" else select(shift < longest, shift, longest)
+    if random:
+        increment = random[0].to(word) << (shift - random[1])
+    else:
+        increment = _increment(rounding, negative, significand, shift)
+    return base + ((significand + increment) >> shift)
+
+
 def encode(
     x: Value,
     fmt: Format,
@@ -217,15 +230,10 @@ def encode(
     wide = FORMAT_OF[x.type]
     word = "u64" if random else UNSIGNED_OF[x.type]
     negative = sign_bit(x).ne(0)
-    base, significand, shift = _aligned(x, fmt, word)
-    # Beyond this shift nothing is left of the significand, and no increment carries it back.
-    longest = wide.mantissa_bits + (random[1] + 1 if random else 2)
-    shift = shift if shift.op == "const" else select(shift < longest, shift, longest)
-    if random:
-        increment = random[0].to(word) << (shift - random[1])
+    if fmt == F16 and x.type == "f32" and rounding == "rn":
+        code = magnitude_bits(x.to("f16")).to(word)  # processors convert so themselves
     else:
-        increment = _increment(rounding, negative, significand, shift)
-    code = base + ((significand + increment) >> shift)
+        code = _round(x, fmt, rounding, negative, word, random)
     infinite = magnitude_bits(x).eq(inf_code(wide))
     code = select(code > fmt.max_code, _overflow_code(fmt, rounding, negative, infinite, satfinite, word), code)
     code = select(negative, const(0, word) if relu else code | (1 << (fmt.bits - 1)), code)

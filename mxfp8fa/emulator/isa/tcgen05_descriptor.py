@@ -1,6 +1,4 @@
-"""The "
-"32-bit instruction descriptor of tcgen05.mma and what each kind allows, PTX ISA 9.7.16.4 (tables 42 to 44) and 9.7.16.2.
-"""
+"""The 32-bit instruction descriptor of tcgen05.mma and what each kind allows, PTX ISA 9.7.16.4 (tables 42 to 44) and 9.7.16.2."""
 
 from __future__ import annotations
 

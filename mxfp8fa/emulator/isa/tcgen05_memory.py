@@ -292,9 +292,7 @@ COPY_FORMS = ("128x256b", "4x256b", "128x128b", "64x128b.warpx2::02_13", "64x128
 @machine("tcgen05.cp.group.form [a], b:b64", group=GROUPS, form=COPY_FORMS, section="9.7.16.9 tcgen05.cp", confidence="inferred",
          not_modelled="decompression of 4- and 6-bit types (.b8x16...)")  # fmt: skip
 def cp(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str, form: str) -> None:
-    """Copy "
-    "rows of shared memory, described by b, to tensor memory at [a]; with cta_group::2 in both CTAs of the pair, each from its own.
-    """
+    """Copy rows of shared memory, described by b, to tensor memory at [a]; with cta_group::2 in both CTAs of the pair, each from its own."""
     same_group(warp, group)
     shape, _, multicast = form.partition(".")
     site = warp.site(warp.group.pc)

@@ -1,6 +1,4 @@
-"""tcgen05.mma, "
-"PTX ISA section 9.7.16.10. Shapes and descriptors: `tcgen05_descriptor`; arithmetic: `machine.tensor_core`.
-"""
+"""tcgen05.mma, PTX ISA section 9.7.16.10. Shapes and descriptors: `tcgen05_descriptor`; arithmetic: `machine.tensor_core`."""
 
 from __future__ import annotations
 
@@ -139,9 +137,7 @@ def _declare_scaled(*, tensor_a: bool) -> None:
         vector: str | None = None,
         **_: Any,
     ) -> None:
-        """D "
-        "= (A SFA) (B SFB), or that + D where the predicate holds, asynchronously; [e] and [f] hold the scale factors.
-        """
+        """D = (A SFA) (B SFB), or that + D where the predicate holds, asynchronously; [e] and [f] hold the scale factors."""
 
         def shape_of(lane: int, cta_group: int) -> MMAShape:
             return decode(int(i[lane]), kind_[6:], cta_group, vector)

@@ -63,9 +63,7 @@ def load(
 
 
 def _signalled(cta: CTA, barrier_cta: CTA, *, pair: bool, multicast: bool) -> CTA:
-    """Whose "
-    "mbarrier a load into `cta` completes on: its own; with cta_group::2 that of the barrier's parity in its pair.
-    """
+    """Whose mbarrier a load into `cta` completes on: its own; with cta_group::2 that of the barrier's parity in its pair."""
     if pair:
         return cta.cluster.ctas[cta.rank // 2 * 2 + barrier_cta.rank % 2]
     if not multicast and cta is not barrier_cta:
@@ -319,9 +317,7 @@ def _queue_bulk_load(warp: Warp, address: int, size: int, cta: CTA, offset: int,
 
 @machine(f"cp.async.bulk.shared::cluster.shared::cta.{COMPLETE} [d], [a], b, [m]", section=BULK)
 def bulk_peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray) -> None:
-    """Copy "
-    "b bytes of shared [a] to shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m].
-    """
+    """Copy b bytes of shared [a] to shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
     _peer(warp, bits, d, a, b, m, None)
 
 
@@ -334,9 +330,7 @@ def bulk_peer(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray
 def bulk_peer_reduce(
     warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, *, op: str, type: str
 ) -> None:
-    """Combine "
-    "b bytes of shared [a] into shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m].
-    """
+    """Combine b bytes of shared [a] into shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
     _peer(warp, bits, d, a, b, m, _typed(op, type))
 
 

@@ -19,7 +19,7 @@ from mxfp8fa.emulator.machine.memory import SHARED_RANK_SHIFT
 from mxfp8fa.emulator.machine.special import special_register
 from mxfp8fa.emulator.machine.warp import FULL, Outcome, Warp, bits_of, indices_of, lanes_of
 from mxfp8fa.emulator.ptx import syntax
-from mxfp8fa.emulator.values import BITS, is_float, is_signed
+from mxfp8fa.emulator.values import BITS, Value, is_float, is_signed
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.program import Program
@@ -236,11 +236,11 @@ def _bind_pure(
 ) -> Step:
     inputs = _flatten(instruction, definition, modifiers, outputs=False)
     outputs = _flatten(instruction, definition, modifiers, outputs=True)
-    _, _, result_types = trace.graph(definition, modifiers, len(inputs))
+    nodes, _, result_types = trace.graph(definition, modifiers, len(inputs))
     evaluate = trace.compiled(definition, modifiers, len(inputs))
     readers = [reader(operand, t, program) for _, operand, t in inputs]
     writers = [writer(operand, t) for (_, operand, _), t in zip(outputs, result_types, strict=False)]
-    propagate = _propagation(definition, [s.name for s, _, _ in inputs], evaluate)
+    propagate = _propagation(definition, [s.name for s, _, _ in inputs], nodes, evaluate)
     member = _member_reader(definition, inputs, readers)
     sources = [_plain_source(operand, t) for _, operand, t in inputs]
     target = _plain_source(outputs[0][1], result_types[0]) if len(outputs) == 1 else None
@@ -314,13 +314,14 @@ def _member_reader(
 
 def _members_here(warp: Warp, bits: int, masks: np.ndarray, what: str) -> bool:
     """Whether all live threads named by the membermask are here; blocks the group otherwise."""
-    first = int(indices_of(bits)[0])
-    named = int(masks[first])
-    if bits & ~named:
-        outside = [int(i) for i in indices_of(bits & ~named)]
-        raise IllegalOperation(
-            f"{what}: lanes {outside} execute it but are not in its membermask {named:#010x}", lane=outside[0]
-        )
+    named = 0
+    for lane in indices_of(bits).tolist():  # parts of a warp may use masks of their own
+        mine = int(masks[lane])
+        if not mine >> lane & 1:
+            raise IllegalOperation(
+                f"{what}: lane {lane} executes it but is not in its membermask {mine:#010x}", lane=lane
+            )
+        named |= mine
     return warp.converged(named, what)
 
 
@@ -328,10 +329,12 @@ Propagate = Callable[[np.ndarray, list[Tracked], Sequence[np.ndarray]], list[np.
 
 
 def _propagation(
-    definition: Definition, names: list[str], evaluate: Callable[..., tuple[np.ndarray, ...]]
+    definition: Definition, names: list[str], outputs: Sequence[Value], evaluate: Callable[..., tuple[np.ndarray, ...]]
 ) -> Propagate:
     """How poison goes from inputs to results: by a rule of the definition, bit by bit where bits only move, else at once."""
     rule = definition.extra.get("shadow")
+    moved_arguments = {i for i, name in enumerate(names) if name in definition.moves}
+    reaches = [_depends_on(node, moved_arguments) for node in outputs]
 
     def zeros(t: Tracked) -> np.ndarray:
         return np.zeros_like(t[0]) if t[1] is None else t[1]
@@ -350,7 +353,7 @@ def _propagation(
 
     def propagate(mask: np.ndarray, tracked: list[Tracked], results: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         if rule is not None:
-            return list(rule([t[0] for t in tracked], [zeros(t) for t in tracked]))
+            return [s if s.any() else None for s in rule([t[0] for t in tracked], [zeros(t) for t in tracked])]
         if not definition.moves:
             return at_once(mask, tracked, results, range(len(tracked)))
         control = [k for k, n in enumerate(names) if n not in definition.moves]
@@ -359,9 +362,14 @@ def _propagation(
         moved = evaluate(
             mask, *[zeros(t) if n in definition.moves else t[0] for n, t in zip(names, tracked, strict=True)]
         )
-        return [m if m.any() else None for m in moved]
+        return [m if reached and m.any() else None for m, reached in zip(moved, reaches, strict=True)]
 
     return propagate
+
+
+def _depends_on(node: Value, arguments: set[int]) -> bool:
+    """Whether a node's value depends on one of the arguments."""
+    return (node.op == "arg" and node.attr in arguments) or any(_depends_on(a, arguments) for a in node.args)
 
 
 def _bind_machine(
