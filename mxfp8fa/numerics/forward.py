@@ -173,7 +173,7 @@ def _attend_tile(
 
 def visited_kv_tiles(sequence: Sequence, q_tile: int, options: AttentionOptions) -> range:
     """The key tiles that a query tile visits, in order: those with a key that one of its queries sees."""
-    last_query = min((q_tile + 1) * options.tile_m, sequence.seqlen_q) - 1
+    last_query = (q_tile + 1) * options.tile_m - 1
     count = padded_length(sequence.keys_seen(last_query), options.tile_n) // options.tile_n
     return range(count) if options.kv_order == "ascending" else range(count - 1, -1, -1)
 

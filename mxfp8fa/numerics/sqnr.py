@@ -59,7 +59,7 @@ def worst_row_sqnr_db(x: ArrayLike, reference: ArrayLike) -> tuple[float, tuple[
 
 
 def verdict(db: float) -> Verdict:
-    """"pass" from 20 dB up, "borderline" from 15 dB, else "fail" (NaN included)."""
+    """The grade of an SQNR: pass from 20 dB up, borderline from 15 dB, else fail (NaN included)."""
     if db >= PASS_DB:
         return "pass"
     return "borderline" if db >= BORDERLINE_DB else "fail"

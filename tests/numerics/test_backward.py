@@ -73,12 +73,12 @@ def whole_matrix_backward(q, k, v, dO, o, lse, scale, causal, options):
         s[np.triu(np.ones(s.shape, bool), 1 + len(k) - len(q))] = -np.inf
     lse_log2 = (np.where(np.isneginf(lse), F32(np.inf), lse) * F32(math.log2(math.e)))[:, None]
     offset = F32(options.p_offset)
+    stored = exp2(fma32(s, scale_log2, offset - lse_log2))
+    codes = encode(stored, "e4m3")
     if options.exp == "direct":
         y = fma32(s, F32(8) * scale_log2, F32(8) * ((offset + F32(7 + options.direct_bias)) - lse_log2))
-        codes = np.rint(np.maximum(y, 0)).astype(np.uint8)
-    else:
-        stored = exp2(fma32(s, scale_log2, offset - lse_log2))
-        codes = encode(stored, "e4m3")
+        is_direct = np.arange(len(k)) % 16 >= 16 - 16 * options.direct_share
+        codes = np.where(is_direct, np.rint(np.maximum(y, 0)).astype(np.uint8), codes)
     rounded = decode(codes, "e4m3").astype(np.float64) * 2.0**-options.p_offset
     p = rounded.astype(F32) if options.row_sum == "rounded" else stored * F32(2.0**-options.p_offset)
     dp = (do_dp @ v_dp.T).astype(F32)
@@ -88,11 +88,11 @@ def whole_matrix_backward(q, k, v, dO, o, lse, scale, causal, options):
     return dq * F32(scale), dk * F32(scale), dv
 
 
-@pytest.mark.parametrize(
-    "case",
-    [{}, {"row_sum": "rounded"}, DIRECT, ALL_1X32, {"v_blocks": "square"}, {"rule": "floor"}, {"p_offset": 4}],
-    ids=str,
-)
+ORACLE_CASES = [{}, {"row_sum": "rounded"}, DIRECT, DIRECT | {"direct_share": 0.25}, ALL_1X32]
+ORACLE_CASES += [{"v_blocks": "square"}, {"rule": "floor"}, {"p_offset": 4}]
+
+
+@pytest.mark.parametrize("case", ORACLE_CASES, ids=str)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k", "causal"), [(96, 64, False), (64, 96, True), (96, 64, True)])
 def test_bit_for_bit_against_whole_matrices(case, seqlen_q, seqlen_k, causal):
     options = AttentionOptions(tile_m=32, tile_n=32, **case)
@@ -324,6 +324,18 @@ def test_float16_range():
     assert sqnr_db(large.dQ, attention_reference_backward(q, k, v, dO * F32(1e4))[0]) > 22
 
 
+def test_auto_scale_is_safe_where_its_bound_is_nearly_reached():
+    """Two keys k and -k with values v and -v, dO along v: dS = +-|dO||V| / 2 and |dQ| = |dO||V||k|, half the bound."""
+    q, k, v, dO = (np.zeros((1, n, 1, 32), F32) for n in (1, 2, 2, 1))
+    k[0, :, 0, 0], v[0, :, 0, 0], dO[..., 0] = [448, -448], [448, -448], 448
+    auto = both(q, k, v, dO, options=AttentionOptions(dq_accumulate="float16", dq_scale_log2="auto"))[1]
+    expected = attention_reference_backward(q, k, v, dO)[0]
+    assert auto.dq_overflow_count == 0
+    np.testing.assert_allclose(auto.dQ, expected, rtol=2.0**-4)  # dS is rounded to E4M3
+    more = AttentionOptions(dq_accumulate="float16", dq_scale_log2=auto.dq_scale_log2 + 3)
+    assert both(q, k, v, dO, options=more)[1].dq_overflow_count == 1
+
+
 def test_a_nan_of_the_inputs_is_no_overflow():
     q, k, v, dO = gaussian((1, 64, 1, 32))
     dO[0, 40, 0, 0] = np.nan
@@ -394,6 +406,14 @@ def test_quantized_inputs_equal_float_inputs(qk_blocks):
     gradients = attention_mxfp8_backward(*tensors, mx_v, square(dO), o, lse, second=second)
     for got, want in zip(gradients, expected, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_square_q_and_k_need_no_second_payload():
+    inputs = gaussian((1, 70, 1, 64))
+    expected = both(*inputs, options=AttentionOptions(qk_blocks="square"))[1]
+    got = both(*inputs, options=AttentionOptions(qk_blocks="square", grad_qk_blocks="1x32"))[1]
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_one_square_payload_serves_everything():
@@ -484,9 +504,7 @@ def test_reach_of_a_nan():
 def test_padding_reaches_nothing():
     """A last tile that is mostly padding gives the same as the sequence alone in a smaller tile."""
     q, k, v, dO = gaussian((1, 33, 1, 32), (1, 35, 1, 32))
-    small, large = (
-        both(q, k, v, dO, causal=True, options=AttentionOptions(tile_m=t, tile_n=t))[1] for t in (64, 256)
-    )
+    small, large = (both(q, k, v, dO, causal=True, options=AttentionOptions(tile_m=t, tile_n=t))[1] for t in (64, 256))
     for a, b in zip(small, large, strict=True):
         np.testing.assert_array_equal(a, b)
 

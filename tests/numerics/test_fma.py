@@ -60,6 +60,9 @@ def test_subnormal_results():
     c = (rng.standard_normal(3000) * 2.0**-135).astype(F32)
     check(a, b, c)
     check(a, b, np.zeros_like(c))
+    # a * b = 2^-150 (1 -+ 2^-46): with c an odd or even multiple of 2^-149 just off a tie of float32, on it in float64.
+    a, b = np.full(4, (1 + 2.0**-23) * 2.0**-75, F32), np.full(4, (1 - 2.0**-23) * 2.0**-75, F32)
+    check(a, b, (np.array([2**22, 2**22 + 1, -(2**22), -(2**22) - 1]) * 2.0**-149).astype(F32))
 
 
 def test_special_values():

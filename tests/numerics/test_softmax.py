@@ -1,0 +1,112 @@
+"""The pieces of the online softmax, and which tiles the loops visit."""
+
+import numpy as np
+import pytest
+
+from mxfp8fa.numerics import AttentionOptions, encode_scalar
+from mxfp8fa.numerics.backward import visited_q_tiles
+from mxfp8fa.numerics.dq import DqAccumulator
+from mxfp8fa.numerics.forward import visited_kv_tiles
+from mxfp8fa.numerics.problem import Sequence
+from mxfp8fa.numerics.softmax import OnlineSoftmax, direct_codes, exp2_ftz, lane_sum
+
+F32 = np.float32
+DIRECT = AttentionOptions(exp="direct", row_sum="rounded")
+
+
+def scores(*maxima):
+    """One tile of 32 scores per row, the first of them the maximum."""
+    s = np.full((len(maxima), 32), -40, F32)
+    s[:, 0] = maxima
+    return s
+
+
+def test_the_maximum_stays_while_it_grows_by_no_more_than_the_threshold():
+    """Equality stays: FA4 compares with >=."""
+    softmax = OnlineSoftmax(3, F32(1), AttentionOptions(rescale_threshold=0.5))
+    softmax.step(scores(0, 0, 0))
+    step = softmax.step(scores(0.5, np.nextafter(F32(0.5), F32(1)), -1))
+    np.testing.assert_array_equal(softmax.row_max, [0, np.nextafter(F32(0.5), F32(1)), 0])
+    assert step.acc_scale[0] == step.acc_scale[2] == 1 and step.acc_scale[1] < 1
+
+
+def test_exp2_flushes_subnormal_results():
+    x = np.array([-126, np.nextafter(F32(-126), F32(-200)), -149, -np.inf, 0, np.nan, 200], F32)
+    np.testing.assert_array_equal(exp2_ftz(x), np.array([2.0**-126, 0, 0, 0, 1, np.nan, np.inf], F32))
+
+
+def test_a_block_with_a_nan_has_a_nan_scale_under_dynamic_scales():
+    softmax = OnlineSoftmax(2, F32(1), AttentionOptions(p_scale="dynamic"))
+    s = np.zeros((2, 64), F32)
+    s[1, 40] = np.nan
+    step = softmax.step(s)
+    # The row's reference is NaN, and with it every block of the row.
+    np.testing.assert_array_equal(step.scale_e8m0, [[120, 120], [255, 255]])
+    assert np.isnan(softmax.finish()[1][1]) and np.isfinite(softmax.finish()[1][0])
+
+
+def test_dynamic_scale_puts_the_largest_p_below_256():
+    softmax = OnlineSoftmax(1, F32(1), AttentionOptions(p_scale="dynamic"))
+    s = np.repeat(np.array([[0, -0.5, -7.25, -300]], F32), 32, axis=1)
+    step = softmax.step(s)
+    np.testing.assert_array_equal(step.scale_e8m0[0], [127 - 7, 127 - 8, 127 - 15, 0])
+    expected = [encode_scalar(2.0**x, "e4m3") for x in (7, 7.5, 7.75)] + [0]
+    np.testing.assert_array_equal(step.codes[0, ::32], expected)
+
+
+@pytest.mark.parametrize("options", [AttentionOptions(), DIRECT], ids=["exact", "direct"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_nan_or_an_infinite_score_makes_the_row_sum_nan(options, value):
+    """Direct codes of NaN are 0, so the sum has to carry it."""
+    for first in (value, 0.0):
+        softmax = OnlineSoftmax(1, F32(1), options)
+        with np.errstate(invalid="ignore"):
+            softmax.step(scores(first))
+            softmax.step(scores(value))
+            divisor, lse = softmax.finish()
+        assert np.isnan(divisor[0]) and np.isnan(lse[0])
+
+
+def test_direct_codes_of_special_values():
+    """cvt.rni.s32.f32 and cvt.pack.sat.u8: ties to even, NaN and everything negative to 0."""
+    y = np.array([0.5, 1.5, 2.5, 126.4, -0.4, -1e9, -np.inf, np.nan, 1e9, np.inf], F32)
+    np.testing.assert_array_equal(direct_codes(y), [0, 2, 2, 126, 0, 0, 0, 0, 255, 255])
+
+
+def test_lane_sum_is_the_sum_of_integers():
+    p = np.arange(256, dtype=F32).reshape(2, 128)
+    np.testing.assert_array_equal(lane_sum(p, np.array([1000, 0], F32)), [p[0].sum() + 1000, p[1].sum()])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tile", [(32, 32), (64, 32), (32, 96)])
+def test_tiles_visited_are_those_with_something_to_see(causal, tile):
+    """By brute force over the mask, lengths on both sides of every tile boundary."""
+    options = AttentionOptions(tile_m=tile[0], tile_n=tile[1])
+    for seqlen_q in (1, 31, 32, 33, 95, 127, 128):
+        for seqlen_k in (1, 32, 33, 64, 96, 97, 200):
+            sequence = Sequence(0, 0, seqlen_q, 0, seqlen_k, causal)
+            seen = sequence.visible(range(seqlen_q), range(seqlen_k))
+            starts_q, starts_k = range(0, seqlen_q, tile[0]), range(0, seqlen_k, tile[1])
+            pairs = {
+                (i, j)
+                for i, q in enumerate(starts_q)
+                for j, k in enumerate(starts_k)
+                if seen[q : q + tile[0], k : k + tile[1]].any()
+            }
+            forward = {(i, j) for i in range(len(starts_q)) for j in visited_kv_tiles(sequence, i, options)}
+            backward = {(i, j) for j in range(len(starts_k)) for i in visited_q_tiles(sequence, j, options)}
+            assert forward == backward == pairs, (seqlen_q, seqlen_k)
+
+
+def test_float32_dq_is_added_like_a_reduction_that_flushes_subnormals():
+    """PTX ISA, red: .add.f32 on global memory flushes subnormal inputs and results to zero of their sign."""
+    sequence = Sequence(0, 0, 32, 0, 32, False)
+    sums = DqAccumulator(AttentionOptions(tile_m=32, tile_n=32), 0, None, sequence, range(1), 32)
+    tile = np.zeros((32, 32), F32)
+    tile[0, :3] = 1e-39, 2.0**-126, 1.0
+    sums.add(0, 0, 0, tile)
+    np.testing.assert_array_equal(sums.total(0)[0, :3], np.array([0, 2.0**-126, 1], F32))
+    tile[0, :3] = 1.0, -(2.0**-126) * (1 - 2.0**-1) - 2.0**-126, -0.5
+    sums.add(0, 0, 0, tile)
+    np.testing.assert_array_equal(sums.total(0)[0, :3], np.array([1, 0, 0.5], F32))
