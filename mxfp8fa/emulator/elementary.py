@@ -15,6 +15,9 @@ from functools import cache
 
 import numpy as np
 
+from mxfp8fa.numerics.exp2 import exp2 as exp2_float32
+from mxfp8fa.numerics.fma import fma as fma_float32
+
 _DIGITS = 120  # 39 digits before the point for the largest float32, and far more behind it than any rounding needs
 _ULPS = 8
 
@@ -23,9 +26,7 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c with one rounding, for float32 and float64 vectors."""
     if a.dtype == np.float64:
         return _per_lane(_fma64, a, b, c)
-    from mxfp8fa.numerics.fma import fma as shared  # one fma for numerics and emulator
-
-    return shared(a, b, c)
+    return fma_float32(a, b, c)
 
 
 def fma_sign(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
@@ -63,9 +64,7 @@ def _fma_sign(a: float, b: float, c: float, d: float) -> float:
 
 def exp2(x: np.ndarray) -> np.ndarray:
     """2**x, correctly rounded to float32: the same function as the numerics use."""
-    from mxfp8fa.numerics import exp2 as shared  # one exp2 for numerics and emulator (design.md D5)
-
-    return shared(x)
+    return exp2_float32(x)
 
 
 def _correctly_rounded(x: np.ndarray, estimate: np.ndarray, exact: Callable[[Decimal], Decimal]) -> np.ndarray:

@@ -142,7 +142,7 @@ def test_every_half_to_integer(source, to):
     low, high = limits(to)
     values = half_values(source)
     for irnd, function in (("rni", np.rint), ("rmi", np.floor)):
-        limited = np.clip(np.nan_to_num(function(values), nan=0.0, posinf=2.0**100, neginf=-(2.0**100)), -1e30, 1e30)
+        limited = np.clip(function(np.nan_to_num(values)), -1e30, 1e30)
         want = [raw(min(max(int(x), low), high), width(to)) for x in limited.tolist()]
         for code in np.nonzero(np.isnan(values))[0].tolist():
             want[code] = nan_result(to, source)
