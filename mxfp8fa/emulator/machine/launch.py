@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mxfp8fa.emulator.machine.asynchronous import SCHEDULES
 
-_CHOICES = {
+CHOICES = {
     "schedule": SCHEDULES,
     "uninitialised": ("poison", "strict"),
     "accumulate": ("float32", "blackwell", "exact"),
@@ -61,7 +61,7 @@ class Options:
     sm_count: int = 148
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} {getattr(self, name)!r}: allowed are {', '.join(allowed)}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
