@@ -29,6 +29,7 @@ from mxfp8fa.numerics.formats import decode
 from mxfp8fa.numerics.operands import (
     Blocks,
     Operand,
+    accumulator_dtype,
     head_operand,
     multiply,
     padded_length,
@@ -129,7 +130,8 @@ def attention_mxfp8_backward(
 
     Returns:
         The gradients. A query that sees no key has dQ = 0 and contributes nothing. A NaN spreads to its 32x32 square of
-        dS, and through 0 * NaN to what the tile touches.
+        dS, and through 0 * NaN to what the tile touches; with direct codes the P of a NaN score is 0, so that it reaches
+        dQ and dK by way of delta but not dV.
 
     Raises:
         ValueError: as `attention_mxfp8`; O, lse or dO of other shapes; an `MXTensor` whose other orientation is
@@ -143,8 +145,7 @@ def attention_mxfp8_backward(
     problem, scale = inputs.problem, np.float32(inputs.problem.softmax_scale)
     check_order(dq_tile_order, problem, options)
     scale_log2 = dq_scale_log2(options, inputs.do_d, inputs.v_d, inputs.k_tokens)
-    dtype = np.float64 if options.accumulate == "exact" else np.float32
-    dq, dk, dv = (np.zeros(x.shape, dtype) for x in (inputs.q_d, inputs.k_d, inputs.v_d))
+    dq, dk, dv = (np.zeros(x.shape, accumulator_dtype(options)) for x in (inputs.q_d, inputs.k_d, inputs.v_d))
     overflow_count = 0
     with np.errstate(all="ignore"):
         for sequence in problem.sequences():
@@ -217,9 +218,7 @@ def _differentiate_kv_head(
     if options.delta == "sum_P_dP":
         group = replace(group, query_heads=[_with_delta_from_p(group, head, options) for head in group.query_heads])
     k_tiles = range(len(group.k.values) // options.tile_n)
-    dk, dv = (np.zeros(group.k.values.shape, np.float32) for _ in range(2))
-    if options.accumulate == "exact":
-        dk, dv = dk.astype(np.float64), dv.astype(np.float64)
+    dk, dv = np.zeros((2, *group.k.values.shape), accumulator_dtype(options))
     for kv_tile in k_tiles if options.dq_order == "ascending" else reversed(k_tiles):
         rows = slice(kv_tile * options.tile_n, (kv_tile + 1) * options.tile_n)
         dk[rows], dv[rows] = _differentiate_kv_tile(group, kv_tile, sums, options, on_tile)

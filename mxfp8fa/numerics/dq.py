@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxfp8fa.numerics.forward import visited_kv_tiles
-from mxfp8fa.numerics.operands import padded_length
+from mxfp8fa.numerics.operands import accumulator_dtype, padded_length
 from mxfp8fa.numerics.options import DQ_SCALE_LOG2_RANGE, AttentionOptions
 from mxfp8fa.numerics.problem import AttentionProblem, Sequence
 from mxfp8fa.numerics.quantize import MXTensor
@@ -66,7 +66,7 @@ class DqAccumulator:
         self.scale = np.float32(2.0**scale_log2)
         self.sequence = sequence
         self.order = order
-        dtype = np.float16 if options.dq_accumulate == "float16" else _wide(options)
+        dtype: type[np.floating] = np.float16 if options.dq_accumulate == "float16" else accumulator_dtype(options)
         padded = padded_length(sequence.seqlen_q, options.tile_m)
         self.sums: dict[int, NDArray[Any]] = {head: np.zeros((padded, head_dim), dtype) for head in heads}
         self._overflowed = {head: np.zeros((padded, head_dim), bool) for head in heads}
@@ -130,10 +130,6 @@ def check_order(order: TileOrder | None, problem: AttentionProblem, options: Att
                 f"dq_tile_order[{batch}, {head}, {q_tile}] = {list(kv_tiles)} is no order of the key tiles that this "
                 f"query tile visits, {visited}"
             )
-
-
-def _wide(options: AttentionOptions) -> type:
-    return np.float64 if options.accumulate == "exact" else np.float32
 
 
 def _flush(x: NDArray[np.float32]) -> NDArray[np.float32]:

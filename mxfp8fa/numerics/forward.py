@@ -19,6 +19,7 @@ from mxfp8fa.numerics.operands import (
     Blocks,
     Contraction,
     Operand,
+    accumulator_dtype,
     check_head_dim,
     flatten,
     flatten_payload,
@@ -105,7 +106,7 @@ def attention_mxfp8(
     options = options or AttentionOptions()
     inputs = prepare_forward(q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k, options)
     problem, tile_m, tile_n = inputs.problem, options.tile_m, options.tile_n
-    o = np.zeros(inputs.q.shape, np.float64 if options.accumulate == "exact" else np.float32)
+    o = np.zeros(inputs.q.shape, accumulator_dtype(options))
     lse = np.full((problem.num_heads_q, len(o)), -np.inf, np.float32)
     with np.errstate(all="ignore"):
         for sequence in problem.sequences():
@@ -139,7 +140,7 @@ def _attend_head(
 ) -> tuple[NDArray[Any], Float32]:
     """O (Sq, D) and lse (Sq,) of one head."""
     seqlen_q, head_dim = head.sequence.seqlen_q, len(head.v.values)
-    o = np.zeros((seqlen_q, head_dim), np.float64 if options.accumulate == "exact" else np.float32)
+    o = np.zeros((seqlen_q, head_dim), accumulator_dtype(options))
     lse = np.full(seqlen_q, -np.inf, np.float32)
     for q_tile, start in enumerate(range(0, seqlen_q, options.tile_m)):
         o_tile, lse_tile = _attend_tile(head, q_tile, options, on_tile)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mxfp8fa.numerics.formats import decode, to_float32
 from mxfp8fa.numerics.mma import mma
+from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.problem import AttentionProblem, Side, as_float_array
 from mxfp8fa.numerics.quantize import BLOCK, MXTensor, quantize
 
@@ -59,6 +60,11 @@ def multiply(a: Operand, b: Operand, c: NDArray[Any] | None, accumulate: str) ->
         product = mma(a.values, b.values, a_scale=a.scale_e8m0, b_scale=b.scale_e8m0, accumulate=accumulate)
         return product if c is None else product + c
     return mma(a.values, b.values, c, a_scale=a.scale_e8m0, b_scale=b.scale_e8m0, accumulate=accumulate)
+
+
+def accumulator_dtype(options: AttentionOptions) -> type[np.floating]:
+    """dtype of what `multiply` returns: float64 under accumulate="exact", else float32."""
+    return np.float64 if options.accumulate == "exact" else np.float32
 
 
 def check_head_dim(head_dim: int) -> None:
