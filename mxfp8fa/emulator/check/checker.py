@@ -119,7 +119,7 @@ class Checker(Watch):
     @staticmethod
     def _agent_name(op: AsyncOp) -> str:
         kind = op.queue[0] if isinstance(op.queue, tuple) else str(op.queue)
-        return {"tensor": "tensor core", "tma load": "TMA", "bulk store": "bulk store"}.get(kind, kind)
+        return {"tensor": "tensor core", "tma load": "TMA", "bulk load": "TMA", "bulk peer": "TMA"}.get(kind, kind)
 
     def end(self, op: AsyncOp) -> None:
         """The operation's knowledge stays with it for those who wait for it."""

@@ -40,7 +40,7 @@ class Shadow:
         self.write_site = np.zeros(count, np.int32)
         self.write_asynchronous = np.zeros(count, bool)
         self.write_atomic = np.zeros(count, bool)
-        self.reads: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.reads: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def conflicts(self, cells: Cells, actor: Actor, *, write: bool, atomic: bool) -> Iterator[Conflict]:
         """Earlier accesses of these cells that an access by `actor` conflicts with."""
@@ -57,13 +57,15 @@ class Shadow:
             if hidden.any():
                 yield self._first(cells, hidden, wrote=True, visible_only=True)
         if write:
-            yield from self._read_conflicts(cells, actor, vector)
+            yield from self._read_conflicts(cells, actor, vector, atomic=atomic)
 
-    def _read_conflicts(self, cells: Cells, actor: Actor, vector: Vector) -> Iterator[Conflict]:
-        for reader, (clocks, sites) in self.reads.items():
+    def _read_conflicts(self, cells: Cells, actor: Actor, vector: Vector, *, atomic: bool) -> Iterator[Conflict]:
+        for reader, (clocks, sites, atomics) in self.reads.items():
             if reader != actor.number:
                 known = vector[reader] if reader < vector.size else 0
                 unordered = clocks[cells] > known
+                if atomic:
+                    unordered &= ~atomics[cells]
                 if unordered.any():
                     at = int(np.argmax(unordered))
                     yield Conflict(self._cell(cells, at), reader, int(sites[cells][at]), False)
@@ -92,7 +94,9 @@ class Shadow:
             self.write_atomic[cells] = atomic
             return
         if actor.number not in self.reads:
-            self.reads[actor.number] = (np.zeros(self.count, np.int32), np.zeros(self.count, np.int32))
-        clocks, sites = self.reads[actor.number]
+            clocks, sites = np.zeros(self.count, np.int32), np.zeros(self.count, np.int32)
+            self.reads[actor.number] = (clocks, sites, np.zeros(self.count, bool))
+        clocks, sites, atomics = self.reads[actor.number]
         clocks[cells] = clock
         sites[cells] = site
+        atomics[cells] = atomic

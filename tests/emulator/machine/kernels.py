@@ -32,7 +32,9 @@ def kernel(body: str) -> str:
     return HEAD + body + TAIL
 
 
-def launch(body: str, out: np.ndarray, source: np.ndarray | None = None, *, block: int = 32, grid: Any = 1, **options: Any) -> em.Report:
+def launch(
+    body: str, out: np.ndarray, source: np.ndarray | None = None, *, block: int = 32, grid: Any = 1, **options: Any
+) -> em.Report:
     """Run a body over arrays."""
     source = np.zeros(1, np.uint32) if source is None else source
     return em.run_ptx(kernel(body), "k", grid=grid, block=block, params=[out, source], **options)
