@@ -52,7 +52,9 @@ def swizzled(address: int, name: str) -> int:
     return result
 
 
-def canonical(major: str, swizzle: str, rows: int, k: int, element_bytes: int, lbo: int, sbo: int) -> dict[tuple[int, int], int]:
+def canonical(
+    major: str, swizzle: str, rows: int, k: int, element_bytes: int, lbo: int, sbo: int
+) -> dict[tuple[int, int], int]:
     """Plain byte offset of every element (row, k) of a matrix operand, from the ISA's table of canonical layouts.
 
     The table writes strides in elements, T elements being 16 bytes; here they are bytes. "row" is M for A and N for B.
@@ -73,4 +75,6 @@ def canonical(major: str, swizzle: str, rows: int, k: int, element_bytes: int, l
         repeats = max(rows // (t * span), 1)
         mn_shape, mn_stride = (t, span, repeats), (element_bytes, 16, lbo)
         k_shape, k_stride = (depth, k // depth), (16 * span, sbo)
-    return {(r, j): offset(mn_shape, mn_stride, r) + offset(k_shape, k_stride, j) for r, j in product(range(rows), range(k))}
+    return {
+        (r, j): offset(mn_shape, mn_stride, r) + offset(k_shape, k_stride, j) for r, j in product(range(rows), range(k))
+    }

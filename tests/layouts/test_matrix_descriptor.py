@@ -15,7 +15,15 @@ PLAIN = MatrixDescriptor(0x400, 0, 1024, SW128)
 def descriptor_bits(*, start=0, leading=0, stride=0, mode=0, version=1, base=0, lbo_mode=0) -> int:
     """The word from its fields, each at its place in the ISA's table."""
     word = 0
-    for value, first in ((start >> 4, 0), (leading >> 4, 16), (stride >> 4, 32), (version, 46), (base, 49), (lbo_mode, 52), (mode, 61)):
+    for value, first in (
+        (start >> 4, 0),
+        (leading >> 4, 16),
+        (stride >> 4, 32),
+        (version, 46),
+        (base, 49),
+        (lbo_mode, 52),
+        (mode, 61),
+    ):
         word += value << first
     return word
 
@@ -103,10 +111,14 @@ def test_no_swizzle_without_a_leading_offset_takes_neighbouring_columns():
 @pytest.mark.parametrize(("swizzle", "steps"), [(SW128, 4), (SW64, 2), (SW32, 1)])
 def test_k_steps_inside_a_swizzled_row_add_to_the_start_address(swizzle, steps):
     """A row of the atom is read by several instructions, each with a start address 32 bytes further."""
-    whole = byte_addresses(MatrixDescriptor(0x800 * 4, 0, 8 * swizzle.span_bytes, swizzle), 64, swizzle.span_bytes, 1, mn_major=False)
+    whole = byte_addresses(
+        MatrixDescriptor(0x800 * 4, 0, 8 * swizzle.span_bytes, swizzle), 64, swizzle.span_bytes, 1, mn_major=False
+    )
     for step in range(steps):
         d = MatrixDescriptor(0x800 * 4 + 32 * step, 0, 8 * swizzle.span_bytes, swizzle)
-        np.testing.assert_array_equal(byte_addresses(d, 64, 32, 1, mn_major=False), whole[:, 32 * step : 32 * step + 32])
+        np.testing.assert_array_equal(
+            byte_addresses(d, 64, 32, 1, mn_major=False), whole[:, 32 * step : 32 * step + 32]
+        )
 
 
 @pytest.mark.parametrize("element_bytes", [1, 2])

@@ -21,12 +21,16 @@ def test_every_address_bit(swizzle):
     assert swizzle(0x3_0000 | 0x3FF) == 0x3_0000 | swizzled(0x3FF, swizzle.name)
 
 
-@pytest.mark.parametrize(("swizzle", "chunk_bytes", "rows"), [(SW128, 16, 8), (SW128_ATOM32, 32, 4), (SW128_ATOM64, 64, 2)])
+@pytest.mark.parametrize(
+    ("swizzle", "chunk_bytes", "rows"), [(SW128, 16, 8), (SW128_ATOM32, 32, 4), (SW128_ATOM64, 64, 2)]
+)
 def test_rows_of_128_bytes(swizzle, chunk_bytes, rows):
     """Row r of a tile that starts at a multiple of 1024 holds chunk c at place c XOR r."""
     for r in range(16):
         for c in range(128 // chunk_bytes):
-            assert swizzle(0x2000 + 128 * r + chunk_bytes * c + 5) == 0x2000 + 128 * r + chunk_bytes * (c ^ r % rows) + 5
+            assert (
+                swizzle(0x2000 + 128 * r + chunk_bytes * c + 5) == 0x2000 + 128 * r + chunk_bytes * (c ^ r % rows) + 5
+            )
 
 
 @pytest.mark.parametrize(("swizzle", "row_bytes", "rows_per_step"), [(SW64, 64, 2), (SW32, 32, 4)])
