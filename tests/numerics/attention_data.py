@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from mxfp8fa.numerics import attention_reference, attention_reference_backward, sqnr_db
+from mxfp8fa.numerics import (
+    attention_mxfp8,
+    attention_mxfp8_backward,
+    attention_reference,
+    attention_reference_backward,
+    sqnr_db,
+)
 
 
 def gaussian(shape_q, shape_k=None, *, seed=0, logit_std=1.0):
@@ -19,6 +25,13 @@ def block_gains(shape, axis):
     blocks = np.arange(shape[axis]) // 32
     gains = 2.0 ** (blocks % 7 - 3)
     return gains.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))]).astype(np.float32)
+
+
+def both(q, k, v, dO, *, options=None, on_tile=None, dq_tile_order=None, **call):
+    """(O, gradients) of forward and backward under the same options."""
+    o, lse = attention_mxfp8(q, k, v, options=options, **call)
+    extra = {"on_tile": on_tile, "dq_tile_order": dq_tile_order}
+    return o, attention_mxfp8_backward(q, k, v, dO, o, lse, options=options, **extra, **call)
 
 
 def grade(results, q, k, v, dO, **call):
