@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mxfp8fa.emulator.isa.floating import finish
+from mxfp8fa.emulator.isa.floating import finish, quotient_f32
 from mxfp8fa.emulator.isa.half import BF16_TYPES, F16_TYPES, arithmetic, flush_code, format_of, per_element, rounded
 from mxfp8fa.emulator.isa.registry import pure
 from mxfp8fa.emulator.isa.rounding import (
     F64,
+    canonical,
     float_const,
     flush,
     inf_code,
@@ -38,7 +39,7 @@ def unary(function: Callable[[Value], Value], a: Value, ftz: bool) -> Value:
 @pure("rcp.approx{.ftz}.f32 d, a", section="9.7.3 rcp", not_modelled=BITS)
 def rcp_approx(a: Value, *, ftz: bool = False) -> Value:
     """d = 1 / a, within 1 ulp."""
-    return unary(lambda x: float_div(float_const(1.0, "f32"), x), a, ftz)
+    return quotient_f32(float_const(1.0, "f32"), a, "rn", ftz)
 
 
 @pure("sqrt.approx{.ftz}.f32 d, a", section="9.7.3 sqrt", not_modelled=BITS)
@@ -92,18 +93,14 @@ def tanh_approx(a: Value) -> Value:
       not_modelled=f"{BITS} For |b| below 2^-126 without .ftz the ISA gives no bound.")  # fmt: skip
 def div_approx(a: Value, b: Value, *, ftz: bool = False) -> Value:
     """d = a * (1 / b), within 2 ulp for |b| in [2^-126, 2^126]; beyond that a * 0."""
-    if ftz:
-        a, b = flush(a), flush(b)
     beyond = magnitude_bits(b).bits("f32") > float_const(2.0**126, "f32")
-    return finish(select(beyond, a * sign_bit(b).bits("f32"), float_div(a, b)), ftz, False)
+    return select(beyond, canonical((flush(a) if ftz else a) * sign_bit(b).bits("f32")), quotient_f32(a, b, "rn", ftz))
 
 
 @pure("div.full{.ftz}.f32 d, a, b", section="9.7.3 div", not_modelled=BITS)
 def div_full(a: Value, b: Value, *, ftz: bool = False) -> Value:
     """d = a / b, within 2 ulp over the full range."""
-    if ftz:
-        a, b = flush(a), flush(b)
-    return finish(float_div(a, b), ftz, False)
+    return quotient_f32(a, b, "rn", ftz)
 
 
 # -- f64 --------------------------------------------------------------------------------------------------------------

@@ -11,14 +11,19 @@ from mxfp8fa.emulator.isa.registry import pure
 from mxfp8fa.emulator.isa.rounding import (
     FORMAT_OF,
     ROUNDING,
+    UNSIGNED_OF,
     canonical,
     directed_f64,
     encode,
     flush,
+    inf_code,
     is_nan,
+    is_tiny,
     odd_sum,
+    quiet,
     quiet_first,
     saturate,
+    sign_bit,
     widen,
 )
 from mxfp8fa.emulator.values import (
@@ -34,13 +39,15 @@ from mxfp8fa.emulator.values import (
     trunc,
     value_type,
 )
-from mxfp8fa.numerics.formats import TF32
+from mxfp8fa.numerics.formats import TF32, Format
 
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 INTEGER_ROUNDING = {"rni": rint, "rzi": trunc, "rmi": floor, "rpi": ceil}
 NAN_BITS = "NaN payloads: NaN gives the canonical NaN of the result type (the ISA leaves the bits open)."
-NAN_F64 = "NaN payloads: kept, at the top of the mantissa, and quieted (not documented)."
+NAN_F64 = "NaN payloads: kept, at the top of the mantissa, and quieted (not documented; measured on an H200)."
+NAN_RNA = "NaN: cut to 10 mantissa bits like a number, with .satfinite less one unit (measured on an H200)."
 SECTION = "9.7.9 cvt"
+F64_MANTISSA = FORMAT_OF["f64"].mantissa_bits
 F32, F64 = ({"type": (t,), "atype": (t,)} for t in ("f32", "f64"))  # keywords of a definition from a type to itself
 
 
@@ -213,12 +220,26 @@ def convert_float(
 ) -> Value:
     """A float of atype in dtype: .ftz on an f32 operand, .irnd, .sat, rounding, .ftz on an f32 result."""
     x = read_float(a, atype)
-    if ftz and atype == "f32":
-        x = flush(x)
+    if ftz and atype == "f32" and dtype != "f16":  # measured on an H200: .ftz does nothing in cvt.f16.f32
+        x = canonical(flush(x))
     if irnd:
         x = INTEGER_ROUNDING[irnd](x)
     result = write_float(saturate(x) if sat else x, dtype, rounding)
-    return flush(result) if ftz and dtype == "f32" else result
+    if atype == "f64" and dtype != "f64" and not sat:
+        word = UNSIGNED_OF[dtype]
+        result = select(is_nan(x), nan_narrowed(x, FORMAT_OF[dtype]).to(word), result.bits(word)).bits(result.type)
+    if not (ftz and dtype == "f32"):
+        return result
+    if x.type == "f32":
+        return flush(result)
+    return select(is_tiny(x, FORMAT_OF["f32"], rounding), sign_bit(result), result.bits("u32")).bits("f32")
+
+
+def nan_narrowed(x: Value, fmt: Format) -> Value:
+    """The code (u64) of an f64 NaN in a narrower format: sign and upper payload bits kept, quiet."""
+    bits = quiet(x).bits("u64")
+    payload = (bits & ((1 << F64_MANTISSA) - 1)) >> (F64_MANTISSA - fmt.mantissa_bits)
+    return ((bits >> (64 - fmt.bits)) & (1 << (fmt.bits - 1))) | payload | inf_code(fmt)
 
 
 @pure("cvt.rnd{.ftz}{.sat}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("f16",), atype=("f32",), section=SECTION,
@@ -226,11 +247,11 @@ def convert_float(
 @pure("cvt.rnd{.ftz}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("bf16",), atype=("f32",), section=SECTION,
       not_modelled=NAN_BITS)  # fmt: skip
 @pure("cvt.rnd{.sat}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("f16",), atype=("f64",), section=SECTION,
-      not_modelled=NAN_BITS)  # fmt: skip
+      not_modelled=NAN_F64)  # fmt: skip
 @pure("cvt.rnd.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("bf16",), atype=("f64",), section=SECTION,
-      not_modelled=NAN_BITS)  # fmt: skip
+      not_modelled=NAN_F64)  # fmt: skip
 @pure("cvt.rnd{.ftz}{.sat}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("f32",), atype=("f64",), section=SECTION,
-      not_modelled=NAN_BITS)  # fmt: skip
+      not_modelled=NAN_F64)  # fmt: skip
 @pure("cvt{.rnd}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("f16",), atype=("bf16",), section=SECTION,
       not_modelled=NAN_BITS)  # fmt: skip
 @pure("cvt{.rnd}.dtype.atype d:dtype, a:atype", rnd=ROUNDING, dtype=("bf16",), atype=("f16",), section=SECTION,
@@ -319,7 +340,13 @@ def cvt_satfinite_half(a: Value, *, rnd: str, dtype: str) -> Value:
 
 
 @pure("cvt.rnd{.satfinite}{.relu}.tf32.f32 d:b32, a:f32", rnd=("rn", "rz"), section=SECTION, not_modelled=NAN_BITS)
-@pure("cvt.rnd{.satfinite}.tf32.f32 d:b32, a:f32", rnd=("rna",), section=SECTION, not_modelled=NAN_BITS)
 def cvt_tf32(a: Value, *, rnd: str, satfinite: bool = False, relu: bool = False) -> Value:
     """d = a rounded to tf32: 10 mantissa bits on top of the register, 13 zeros below."""
     return encode(a, TF32, rnd, satfinite=satfinite, relu=relu) << 13
+
+
+@pure("cvt.rna{.satfinite}.tf32.f32 d:b32, a:f32", section=SECTION, not_modelled=NAN_RNA)
+def cvt_rna_tf32(a: Value, *, satfinite: bool = False) -> Value:
+    """d = a rounded to tf32, ties away from zero."""
+    cut = a.bits("u32") & ~0x1FFF
+    return select(is_nan(a), cut - 0x2000 if satfinite else cut, encode(a, TF32, "rna", satfinite=satfinite) << 13)

@@ -24,9 +24,11 @@ from mxfp8fa.emulator.isa.rounding import (
     flush,
     inf_code,
     is_nan,
+    is_tiny,
     magnitude_bits,
     nan_code,
     odd_sum,
+    quiet,
     quiet_first,
     saturate,
     sign_bit,
@@ -35,9 +37,9 @@ from mxfp8fa.emulator.isa.rounding import (
 from mxfp8fa.emulator.values import Value, const, float_div, fma, fma_sign, select, sqrt
 
 NAN_F32 = "NaN payloads: every NaN result is 0x7FFFFFFF (the ISA leaves the bits open)."
-NAN_F64 = "Which NaN's payload survives (not documented): here the first operand's. A new NaN is 0xFFF8000000000000."
+NAN_F64 = "Which NaN's payload survives is not documented; here as measured on an H200. A new NaN is 0xFFF8000000000000."
 NAN_NEGATION = "NaN operands: the ISA leaves the result open. Here 0x7FFFFFFF, since ptxas emits an FADD."
-NAN_NEGATION_F64 = "NaN operands: the ISA leaves the result open. Here the sign bit is inverted."
+NAN_NEGATION_F64 = "NaN operands: quieted, sign kept, as measured on an H200 (the ISA leaves neg open)."
 TWO_NAN_F64 = "Two NaN operands: b, quieted (read from ptxas's code)."
 PACKED = {"shadow": elementwise_shadow}
 
@@ -45,13 +47,12 @@ PACKED = {"shadow": elementwise_shadow}
 # -- f32 arithmetic ---------------------------------------------------------------------------------------------------
 
 
-def finish(result: Value, ftz: bool, sat: bool) -> Value:
-    """The modifiers that apply to an f32 result: NaN made canonical, .sat, .ftz.
-
-    Not documented: whether .ftz looks before or after rounding; here a result that rounds up to 2^-126 stays.
-    """
+def finish(result: Value, ftz: bool, sat: bool, tiny: Value | None = None) -> Value:
+    """The modifiers that apply to an f32 result: NaN made canonical, .sat, .ftz (where `tiny`; by default subnormals)."""
     result = saturate(result) if sat else canonical(result)
-    return flush(result) if ftz else result
+    if not ftz:
+        return result
+    return flush(result) if tiny is None else select(tiny, sign_bit(result), result.bits("u32")).bits("f32")
 
 
 def to_f32(x: Value, rounding: str) -> Value:
@@ -75,31 +76,34 @@ def product_f32(a: Value, b: Value, rounding: str, ftz: bool = False, sat: bool 
     if ftz:
         a, b = flush(a), flush(b)
     # The f64 product of two f32 numbers is exact: 48 bits, exponents within range.
-    result = a * b if rounding == "rn" else to_f32(a.to("f64") * b.to("f64"), rounding)
-    return finish(result, ftz, sat)
+    wide = a.to("f64") * b.to("f64")
+    result = a * b if rounding == "rn" else to_f32(wide, rounding)
+    return finish(result, ftz, sat, is_tiny(wide, F32, rounding))
 
 
 def fused_f32(a: Value, b: Value, c: Value, rounding: str, ftz: bool = False, sat: bool = False) -> Value:
     """a * b + c in f32, rounded once."""
     if ftz:
         a, b, c = flush(a), flush(b), flush(c)
-    if rounding == "rn":
-        return finish(fma(a, b, c), ftz, sat)
     product = a.to("f64") * b.to("f64")
     wide = odd_sum(product, c.to("f64"))
-    negative = sign_bit(product).ne(0) | sign_bit(c).ne(0)
-    return finish(exact_zero(to_f32(wide, rounding), wide.eq(const(0, "f64")), negative, rounding), ftz, sat)
+    if rounding == "rn":
+        result = fma(a, b, c)
+    else:
+        negative = sign_bit(product).ne(0) | sign_bit(c).ne(0)
+        result = exact_zero(to_f32(wide, rounding), wide.eq(const(0, "f64")), negative, rounding)
+    return finish(result, ftz, sat, is_tiny(wide, F32, rounding))
 
 
 def quotient_f32(a: Value, b: Value, rounding: str, ftz: bool = False) -> Value:
     """a / b in f32."""
     if ftz:
         a, b = flush(a), flush(b)
-    if rounding == "rn":
-        return finish(float_div(a, b), ftz, False)
-    # An f64 quotient of f32 numbers cannot round onto or across an f32 number m unless it equals m: otherwise
-    # |a - m b| is at least one unit of a 48-bit product, so the quotient is 2^-48 away from m, relatively.
-    return finish(to_f32(float_div(a.to("f64"), b.to("f64")), rounding), ftz, False)
+    # An f64 quotient of f32 numbers cannot round onto or across a number m of 25 bits unless it equals m: otherwise
+    # |a - m b| is at least one unit of a 49-bit product, so the quotient is 2^-49 away from m, relatively.
+    wide = float_div(a.to("f64"), b.to("f64"))
+    result = float_div(a, b) if rounding == "rn" else to_f32(wide, rounding)
+    return finish(result, ftz, False, is_tiny(wide, F32, rounding))
 
 
 def root_f32(a: Value, rounding: str, ftz: bool = False) -> Value:
@@ -187,26 +191,26 @@ def fma_f32(a: Value, b: Value, c: Value, *, rnd: str, ftz: bool = False, sat: b
 @pure("add{.rnd}.f64 d, a, b", rnd=ROUNDING, section="9.7.3 add", not_modelled=NAN_F64)
 def add_f64(a: Value, b: Value, *, rnd: str = "rn") -> Value:
     """d = a + b."""
-    return quiet_first(sum_f64(a, b, rnd), a, b)
+    return quiet_first(sum_f64(a, b, rnd), b, a)
 
 
 @pure("sub{.rnd}.f64 d, a, b", rnd=ROUNDING, section="9.7.3 sub", not_modelled=NAN_F64)
 def sub_f64(a: Value, b: Value, *, rnd: str = "rn") -> Value:
     """d = a - b."""
-    return quiet_first(sum_f64(a, -b, rnd), a, b)
+    return quiet_first(sum_f64(a, -b, rnd), b, a)
 
 
 @pure("mul{.rnd}.f64 d, a, b", rnd=ROUNDING, section="9.7.3 mul", not_modelled=NAN_F64)
 def mul_f64(a: Value, b: Value, *, rnd: str = "rn") -> Value:
     """d = a * b."""
-    return quiet_first(product_f64(a, b, rnd), a, b)
+    return quiet_first(product_f64(a, b, rnd), b, a)
 
 
 @pure("fma.rnd.f64 d, a, b, c", rnd=ROUNDING, section="9.7.3 fma", not_modelled=NAN_F64)
 @pure("mad.rnd.f64 d, a, b, c", rnd=ROUNDING, section="9.7.3 mad", not_modelled=NAN_F64)
 def fma_f64(a: Value, b: Value, c: Value, *, rnd: str) -> Value:
     """d = a * b + c, rounded once."""
-    return quiet_first(fused_f64(a, b, c, rnd), a, b, c)
+    return quiet_first(fused_f64(a, b, c, rnd), b, c, a)
 
 
 @pure("add{.rnd}{.ftz}.f32x2 d, a, b", rnd=ROUNDING, section="9.7.3 add", extra=PACKED, not_modelled=NAN_F32)
@@ -316,16 +320,16 @@ def neg_f32(a: Value, *, ftz: bool = False) -> Value:
     return finish(-a, ftz, False)
 
 
-@pure("abs.f64 d, a", section="9.7.3 abs")
+@pure("abs.f64 d, a", section="9.7.3 abs", not_modelled=NAN_NEGATION_F64)
 def abs_f64(a: Value) -> Value:
-    """d = |a|; NaN passes unchanged."""
-    return select(is_nan(a), a, magnitude_bits(a).bits("f64"))
+    """d = |a|; NaN passes, made quiet."""
+    return select(is_nan(a), quiet(a), magnitude_bits(a).bits("f64"))
 
 
 @pure("neg.f64 d, a", section="9.7.3 neg", not_modelled=NAN_NEGATION_F64)
 def neg_f64(a: Value) -> Value:
-    """d = -a."""
-    return -a
+    """d = -a; NaN passes, made quiet."""
+    return select(is_nan(a), quiet(a), -a)
 
 
 @pure("copysign.type d, a, b", type=("f32", "f64"), section="9.7.3 copysign", moves=("a", "b"))

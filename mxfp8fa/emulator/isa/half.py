@@ -12,7 +12,18 @@ from typing import Any
 from mxfp8fa.emulator.isa.floating import extremum
 from mxfp8fa.emulator.isa.packed import elementwise_shadow, per_half
 from mxfp8fa.emulator.isa.registry import pure
-from mxfp8fa.emulator.isa.rounding import BF16, F16, encode, inf_code, is_nan, nan_code, odd_sum, saturate, widen
+from mxfp8fa.emulator.isa.rounding import (
+    BF16,
+    F16,
+    encode,
+    inf_code,
+    is_nan,
+    is_tiny,
+    nan_code,
+    odd_sum,
+    saturate,
+    widen,
+)
 from mxfp8fa.emulator.values import Value, const, select, value_type
 from mxfp8fa.numerics.formats import Format
 
@@ -45,7 +56,7 @@ def flush_code(code: Value, fmt: Format) -> Value:
 def rounded(x: Value, fmt: Format, ftz: bool = False, sat: bool = False, relu: bool = False) -> Value:
     """x (f32 or f64, exact or with an innocuous rounding) as a code, after .sat or .relu and .ftz."""
     code = encode(saturate(x) if sat else x, fmt, relu=relu).to("u16")
-    return flush_code(code, fmt) if ftz else code
+    return select(is_tiny(x, fmt, "rn"), code & (1 << (fmt.bits - 1)), code) if ftz else code
 
 
 def _operands(codes: tuple[Value, ...], fmt: Format, ftz: bool) -> list[Value]:

@@ -68,6 +68,29 @@ def flush(x: Value) -> Value:
     return select(subnormal, sign_bit(x), x.bits(UNSIGNED_OF[x.type])).bits(x.type)
 
 
+def is_tiny(x: Value, fmt: Format, rounding: str) -> Value:
+    """Whether x, rounded to fmt's precision as if exponents had no end, is still below fmt's smallest normal number.
+
+    This is when .ftz flushes a result (measured on an H200): half an ulp below 2^-126 a product that the subnormal grid
+    would round up to 2^-126 is flushed, a quarter of an ulp below it is not.
+
+    Args:
+        x: the exact value, or one rounded to odd; f32 or f64.
+        fmt: format of the result.
+        rounding: rounding mode.
+    """
+    smallest, ulp = 2.0**fmt.min_exponent, 2.0 ** -(fmt.mantissa_bits + 1)  # the ulp below 1, relative to 1
+    size = magnitude_bits(x).bits(x.type)
+    inward = size < float_const(smallest, x.type)
+    if rounding == "rn":
+        return size < float_const(smallest * (1 - ulp / 2), x.type)
+    if rounding == "rz":
+        return inward
+    outward = size <= float_const(smallest * (1 - ulp), x.type)
+    negative = sign_bit(x).ne(0)
+    return select(negative, outward, inward) if rounding == "rm" else select(negative, inward, outward)
+
+
 def canonical(x: Value) -> Value:
     """x (f32), with any NaN replaced by the canonical one."""
     return select(is_nan(x), const(nan_code(F32), "f32"), x)
@@ -80,15 +103,19 @@ def saturate(x: Value) -> Value:
     return select(positive < one, positive, one)
 
 
-def quiet_first(result: Value, *operands: Value) -> Value:
-    """result (f64) unless it is NaN; then the first NaN operand, quieted, or the default NaN where no operand is NaN.
+def quiet(x: Value) -> Value:
+    """A NaN (f64) made quiet, its sign and payload kept."""
+    return (x.bits("u64") | (1 << (F64.mantissa_bits - 1))).bits("f64")
 
-    PTX ISA, 9.7.3: NaN payloads are supported in double precision. Which operand wins is not documented (inferred).
+
+def quiet_first(result: Value, *operands: Value) -> Value:
+    """result (f64) unless it is NaN; then the first NaN of the operands, quieted, or the default NaN if none is NaN.
+
+    PTX ISA, 9.7.3: NaN payloads are supported in double precision. Which operand wins was measured on an H200.
     """
     nan = const(nan_code(F64), "f64")
     for operand in reversed(operands):
-        quieted = (operand.bits("u64") | (1 << (F64.mantissa_bits - 1))).bits("f64")
-        nan = select(is_nan(operand), quieted, nan)
+        nan = select(is_nan(operand), quiet(operand), nan)
     return select(is_nan(result), nan, result)
 
 

@@ -99,6 +99,13 @@ class Binary:
         """x with a subnormal replaced by the zero of its sign."""
         return x & self.sign_bit if self.magnitude(x) < self.min_normal else x
 
+    def round_flushed(self, value, mode, negative=None):
+        """As round, but zero if the value, rounded as if exponents had no end, is below the smallest normal number."""
+        endless = Binary(self.exponent_bits + 3, self.mantissa_bits, 0)
+        size = endless.value(endless.magnitude(endless.round(value, mode, negative)))
+        result = self.round(value, mode, negative)
+        return result & self.sign_bit if size < self.value(self.min_normal) else result
+
 
 F16 = Binary(5, 10, 0x7FFF)
 BF16 = Binary(8, 7, 0x7FFF)
@@ -107,24 +114,28 @@ F64 = Binary(11, 52, 0xFFF8000000000000)
 FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 
 
-def add(fmt, a, b, mode="rn"):
-    """The bits of a + b; None where the result is NaN."""
-    return fma(fmt, a, fmt.one, b, mode)
+def add(fmt, a, b, mode="rn", ftz=False):
+    """The bits of a + b; None where the result is NaN; ftz flushes operands and results."""
+    return fma(fmt, a, fmt.one, b, mode, ftz)
 
 
-def mul(fmt, a, b, mode="rn"):
+def mul(fmt, a, b, mode="rn", ftz=False):
     """The bits of a * b; None where the result is NaN."""
+    if ftz:
+        a, b = fmt.flush(a), fmt.flush(b)
     special = fmt.stand_in(a) * fmt.stand_in(b)
     if math.isnan(special):
         return None
     negative = fmt.negative(a) != fmt.negative(b)
     if math.isinf(special):
         return fmt.inf | (fmt.sign_bit if negative else 0)
-    return fmt.round(fmt.value(a) * fmt.value(b), mode, negative)
+    return (fmt.round_flushed if ftz else fmt.round)(fmt.value(a) * fmt.value(b), mode, negative)
 
 
-def fma(fmt, a, b, c, mode="rn"):
+def fma(fmt, a, b, c, mode="rn", ftz=False):
     """The bits of a * b + c, rounded once; None where the result is NaN."""
+    if ftz:
+        a, b, c = fmt.flush(a), fmt.flush(b), fmt.flush(c)
     product = fmt.stand_in(a) * fmt.stand_in(b)
     special = product + fmt.stand_in(c)
     if math.isnan(special):
@@ -134,11 +145,13 @@ def fma(fmt, a, b, c, mode="rn"):
     exact = fmt.value(a) * fmt.value(b) + fmt.value(c)
     signs = (fmt.negative(a) != fmt.negative(b), fmt.negative(c))
     zero_sign = signs[0] if signs[0] == signs[1] else mode == "rm"
-    return fmt.round(exact, mode, zero_sign)
+    return (fmt.round_flushed if ftz else fmt.round)(exact, mode, zero_sign)
 
 
-def div(fmt, a, b, mode="rn"):
+def div(fmt, a, b, mode="rn", ftz=False):
     """The bits of a / b; None where the result is NaN."""
+    if ftz:
+        a, b = fmt.flush(a), fmt.flush(b)
     x, y = fmt.stand_in(a), fmt.stand_in(b)
     negative = fmt.negative(a) != fmt.negative(b)
     sign = fmt.sign_bit if negative else 0
@@ -148,7 +161,7 @@ def div(fmt, a, b, mode="rn"):
         return fmt.inf | sign
     if math.isinf(y):
         return sign
-    return fmt.round(fmt.value(a) / fmt.value(b), mode, negative)
+    return (fmt.round_flushed if ftz else fmt.round)(fmt.value(a) / fmt.value(b), mode, negative)
 
 
 def sqrt(fmt, a, mode="rn"):

@@ -178,10 +178,21 @@ NARROWING = [(to, source) for to in ("f16", "bf16") for source in FORMATS if sou
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("to", "source"), NARROWING)
 def test_narrowing(to, source, mode):
-    """Ties and their neighbours, overflow thresholds, subnormal results; NaN gives the canonical NaN."""
+    """Ties and their neighbours, overflow thresholds, subnormal results.
+
+    NaN gives the canonical NaN; from f64 sign and upper payload bits are kept (measured on an H200).
+    """
     narrow, wide = FORMATS[to], FORMATS[source]
     values = floats(wide, 4, 200) + ties(narrow, wide, zlib.crc32(mode.encode()))
-    agree(f"cvt.{mode}.{to}.{source}", [values], lambda x: converted(narrow, wide, x, mode, narrow.nan))
+
+    def want(x):
+        nan = narrow.nan
+        if source == "f64":
+            upper = (x & (1 << 52) - 1) >> (52 - narrow.mantissa_bits)
+            nan = (x >> 63) * narrow.sign_bit | narrow.inf | 1 << (narrow.mantissa_bits - 1) | upper
+        return converted(narrow, wide, x, mode, nan)
+
+    agree(f"cvt.{mode}.{to}.{source}", [values], want)
 
 
 @pytest.mark.parametrize(("to", "source"), [("f16", "bf16"), ("bf16", "f16")])
@@ -227,7 +238,9 @@ def test_f32_to_f64():
             assert result == (x >> 31 << 63) | 0x7FF8 << 48 | (x & 0x3FFFFF) << 29  # quieted, payload on top
         else:
             assert result == converted(F64, F32, x, "rn", 0)
-    assert bulk("cvt.ftz.f64.f32", values) == bulk("cvt.f64.f32", [F32.flush(x) for x in values])
+    # With .ftz NaN is made canonical before it is widened (measured on an H200).
+    flushed = [F32.nan if F32.is_nan(x) else F32.flush(x) for x in values]
+    assert bulk("cvt.ftz.f64.f32", values) == bulk("cvt.f64.f32", flushed)
 
 
 SAME = {"f32": ("", ".ftz"), "f64": ("",), "f16": ("",), "bf16": ("",)}
@@ -269,12 +282,20 @@ def test_sat(to, source, rounding):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_ftz_applies_to_the_f32_side(mode):
-    """Operands are flushed when they are f32, results when they are."""
-    singles, doubles = exact.edges(F32) + ties(BF16, F32, 8), exact.edges(F64) + ties(F32, F64, 9)
-    for to in ("f16", "bf16"):
-        flushed = bulk(f"cvt.{mode}.{to}.f32", [F32.flush(x) for x in singles])
-        assert bulk(f"cvt.{mode}.ftz.{to}.f32", singles) == flushed
-    assert bulk(f"cvt.{mode}.ftz.f32.f64", doubles) == [F32.flush(x) for x in bulk(f"cvt.{mode}.f32.f64", doubles)]
+    """Operands are flushed when they are f32, except on the way to f16 (measured on an H200), results when they are."""
+    singles = exact.edges(F32) + ties(BF16, F32, 8)
+    flushed = bulk(f"cvt.{mode}.bf16.f32", [F32.flush(x) for x in singles])
+    assert bulk(f"cvt.{mode}.ftz.bf16.f32", singles) == flushed
+    assert bulk(f"cvt.{mode}.ftz.f16.f32", singles) == bulk(f"cvt.{mode}.f16.f32", singles)
+    doubles = [x for x in exact.edges(F64) + ties(F32, F64, 9) if not F64.is_nan(x)]
+    below = F64.round(Fraction(1, 2**126), "rn")
+    doubles += [(below - (k << 27)) | s for k in range(10) for s in (0, F64.sign_bit)]  # quarters of an ulp below 2^-126
+
+    def want(x):
+        exponents_end = F64.is_inf(x)
+        return converted(F32, F64, x, mode, 0) if exponents_end else F32.round_flushed(F64.value(x), mode, F64.negative(x))
+
+    agree(f"cvt.{mode}.ftz.f32.f64", [doubles], want)
 
 
 # -- relu, satfinite, tf32 --------------------------------------------------------------------------------------------
@@ -307,12 +328,21 @@ TF32 = exact.Binary(8, 10, 0x3FFFF)
 def test_tf32(mode):
     """Ten mantissa bits on top of the register, zeros below; rna rounds ties away from zero."""
     values = floats(F32, 12, 200) + ties(TF32, F32, 13)
+    if mode == "rna":  # NaN: see below
+        values = [x for x in values if not F32.is_nan(x)]
     plain = [converted(TF32, F32, x, mode, TF32.nan) for x in values]
     for relu, satfinite in itertools.product((False, True), (False, True)):
         if relu and mode == "rna":
             continue
         got = bulk(f"cvt.{mode}{'.satfinite' * satfinite}{'.relu' * relu}.tf32.f32", values)
         assert got == [finished(TF32, x, relu, satfinite) << 13 for x in plain]
+
+
+def test_rna_cuts_nans_like_numbers():
+    """A NaN with few payload bits becomes infinity, with .satfinite the largest number (measured on an H200)."""
+    nans = [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFC02000]
+    assert bulk("cvt.rna.tf32.f32", nans) == [0x7F800000, 0xFF800000, 0x7FFFE000, 0xFFC02000]
+    assert bulk("cvt.rna.satfinite.tf32.f32", nans) == [0x7F7FE000, 0xFF7FE000, 0x7FFFC000, 0xFFC00000]
 
 
 def test_tf32_ties_by_hand():
