@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from mxfp8fa.emulator.errors import IllegalOperation
+from mxfp8fa.emulator.errors import IllegalOperation, PoisonError
 from mxfp8fa.emulator.isa import mbarriers
 from mxfp8fa.emulator.isa.barrier import uniform
 from mxfp8fa.emulator.isa.registry import machine
 from mxfp8fa.emulator.machine import access
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
 from mxfp8fa.emulator.machine.cluster import CTA
-from mxfp8fa.emulator.machine.tensor_core import descriptor, tensor_pipe, the_pair
+from mxfp8fa.emulator.machine.tensor_core import descriptor, operand_addresses, padded_codes, tensor_pipe, the_pair
 from mxfp8fa.emulator.machine.warp import Late, Outcome, Warp, indices_of
 from mxfp8fa.layouts import tmem
 from mxfp8fa.layouts.matrix_descriptor import MatrixDescriptor
@@ -25,35 +25,66 @@ SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b")
 LD = "9.7.16.8 tcgen05.ld"
 
 
+def whole_warp(warp: Warp, bits: int, what: str) -> bool:
+    """Whether all live threads are here (else the group waits for them); IllegalOperation if a guard leaves some out."""
+    if not warp.converged(warp.live, what):
+        return False
+    warp.require_full(bits, what)
+    return True
+
+
 # -- allocation -------------------------------------------------------------------------------------------------------
 
 
 @machine("tcgen05.alloc.group.sync.aligned{.ss}.b32 [d], a:u32", group=GROUPS, ss=SPACES, section="9.7.16.7 tcgen05.alloc",
-         not_modelled="contention between CTAs of one SM; a pair's two allocations do not wait for each other")  # fmt: skip
+         not_modelled="contention between CTAs of one SM")  # fmt: skip
 def alloc(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, *, group: str, ss: str | None = None) -> Outcome | None:
-    """Allocate a columns for the CTA, waiting until they are free; their address goes to shared [d]."""
-    if not warp.converged(warp.live, "tcgen05.alloc"):
+    """Allocate a columns for the CTA (both CTAs of a pair), waiting until they are free; their address goes to shared [d]."""
+    if not whole_warp(warp, bits, "tcgen05.alloc"):
         return Outcome.BLOCKED
-    cta = warp.cta
     same_group(warp, group)
-    base = cta.tensor.allocate(uniform(bits, a, "the column count of tcgen05.alloc"))
-    if base is None:
-        return warp.block(("tmem", id(cta)), f"tcgen05.alloc waits for free columns; allocated: {cta.tensor.allocated}")
+    columns = uniform(bits, a, "the column count of tcgen05.alloc")
+    base = _allocate(warp, columns, group)
+    if isinstance(base, Outcome):
+        return base
     lane = 1 << int(indices_of(bits)[0])
     access.store(warp, lane, ss or "generic", d, [(np.full(32, base, np.uint32), None)])
     return None
 
 
+def _allocate(warp: Warp, columns: int, group: str) -> int | Outcome:
+    """Base column for this CTA. In a pair, whoever comes second (or finds room first) allocates for both."""
+    memory, pair = warp.cta.tensor, the_pair(warp.cta, group)
+    if memory.granted is None:
+        memory.requested = columns
+        wanted = [cta.tensor.requested for cta in pair]
+        if None in wanted:
+            reason = f"tcgen05.alloc.cta_group::2 of {columns} columns waits for the other CTA of the pair to allocate too"
+            return warp.block(("tmem", id(warp.cta)), reason)
+        if len(set(wanted)) > 1:
+            raise IllegalOperation(f"tcgen05.alloc.cta_group::2 of {wanted} columns by the CTAs of a pair: both must want the same")
+        if not all(cta.tensor.has_room(columns) for cta in pair):
+            return warp.block(("tmem", id(warp.cta)), f"tcgen05.alloc waits for free columns; allocated: {memory.allocated}")
+        for cta in pair:
+            cta.tensor.granted, cta.tensor.requested = cta.tensor.allocate(columns), None
+            warp.machine.wake(("tmem", id(cta)))
+        warp.machine.progress()
+    base, memory.granted = memory.granted, None
+    assert base is not None
+    return base
+
+
 @machine("tcgen05.dealloc.group.sync.aligned.b32 a:u32, b:u32", group=GROUPS, section="9.7.16.7 tcgen05.dealloc")
 def dealloc(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str) -> Outcome | None:
     """Free the b columns at address a."""
-    if not warp.converged(warp.live, "tcgen05.dealloc"):
+    if not whole_warp(warp, bits, "tcgen05.dealloc"):
         return Outcome.BLOCKED
     same_group(warp, group)
     address = uniform(bits, a, "the address of tcgen05.dealloc")
     warp.cta.tensor.free(address, uniform(bits, b, "the column count of tcgen05.dealloc"))
     warp.machine.progress()
-    warp.machine.wake(("tmem", id(warp.cta)))
+    for cta in the_pair(warp.cta, group):
+        warp.machine.wake(("tmem", id(cta)))
     return None
 
 
@@ -64,7 +95,7 @@ def dealloc(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str) 
 )
 def relinquish(warp: Warp, bits: int, *, group: str) -> Outcome | None:
     """The CTA allocates no more."""
-    if not warp.converged(warp.live, "tcgen05.relinquish_alloc_permit"):
+    if not whole_warp(warp, bits, "tcgen05.relinquish_alloc_permit"):
         return Outcome.BLOCKED
     same_group(warp, group)
     warp.cta.tensor.relinquished = True
@@ -116,11 +147,15 @@ def _read(cta: CTA, lanes: np.ndarray, columns: np.ndarray, packed: bool) -> lis
         high, high_shadow = cta.tensor.read(lanes, columns + 1, "tcgen05.ld")
         values = values & np.uint32(0xFFFF) | high << np.uint32(16)
         shadow = shadow & np.uint32(0xFFFF) | high_shadow << np.uint32(16)
+    if shadow.any() and cta.machine.options.uninitialised == "strict":
+        register, lane = (int(i[0]) for i in np.nonzero(shadow))
+        place = f"lane {int(lanes[register, lane])}, column {int(columns[register, lane])}"
+        raise PoisonError(f"tcgen05.ld of tensor memory that was never written ({place})", lane=lane)
     return [(v, s if s.any() else None) for v, s in zip(values, shadow, strict=True)]
 
 
 def _ld(warp: Warp, bits: int, a: np.ndarray, shape: str, number: str, packed: bool, split: int = 0) -> Any:
-    if not warp.converged(warp.live, "tcgen05.ld"):
+    if not whole_warp(warp, bits, "tcgen05.ld"):
         return Outcome.BLOCKED
     cta = warp.cta
     lanes, columns = _cells(warp, bits, a, shape, number, packed, split, "tcgen05.ld")
@@ -160,7 +195,7 @@ def _st(
     unpack: bool,
     split: int = 0,
 ) -> Outcome | None:
-    if not warp.converged(warp.live, "tcgen05.st"):
+    if not whole_warp(warp, bits, "tcgen05.st"):
         return Outcome.BLOCKED
     cta = warp.cta
     lanes, columns = _cells(warp, bits, a, shape, number, unpack, split, "tcgen05.st")
@@ -209,7 +244,7 @@ def st_split(
 @machine("tcgen05.wait::ld.sync.aligned", section="9.7.16.8 tcgen05.wait")
 def wait_ld(warp: Warp, bits: int) -> Outcome | None:
     """Wait until the thread's tcgen05.ld are complete."""
-    if not warp.converged(warp.live, "tcgen05.wait::ld"):
+    if not whole_warp(warp, bits, "tcgen05.wait::ld"):
         return Outcome.BLOCKED
     warp.settle_all()
     return None
@@ -218,7 +253,7 @@ def wait_ld(warp: Warp, bits: int) -> Outcome | None:
 @machine("tcgen05.wait::st.sync.aligned", section="9.7.16.8 tcgen05.wait")
 def wait_st(warp: Warp, bits: int) -> Outcome | None:
     """Wait until the thread's tcgen05.st are complete."""
-    if not warp.converged(warp.live, "tcgen05.wait::st"):
+    if not whole_warp(warp, bits, "tcgen05.wait::st"):
         return Outcome.BLOCKED
     if any(not op.done for op in warp.extra.get("tcgen05_st", ())):
         return warp.block(("tcgen05.st", id(warp)), "tcgen05.wait::st: stores are pending")
@@ -287,13 +322,19 @@ def masked_ctas(warp: Warp, mask: int) -> list[CTA]:
 
 
 COPY_FORMS = ("128x256b", "4x256b", "128x128b", "64x128b.warpx2::02_13", "64x128b.warpx2::01_23", "32x128b.warpx4")
+DECOMPRESSED_BITS = {"b8x16.b4x16_p64": 4, "b8x16.b6x16_p32": 6}  # bits of an element in shared memory
 
 
-@machine("tcgen05.cp.group.form [a], b:b64", group=GROUPS, form=COPY_FORMS, section="9.7.16.9 tcgen05.cp", confidence="inferred",
-         not_modelled="decompression of 4- and 6-bit types (.b8x16...)")  # fmt: skip
-def cp(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str, form: str) -> None:
-    """Copy rows of shared memory, described by b, to tensor memory at [a]; with cta_group::2 in both CTAs of the pair, each from its own."""
+@machine("tcgen05.cp.group.form{.unpack} [a], b:b64", group=GROUPS, form=COPY_FORMS, unpack=tuple(DECOMPRESSED_BITS),
+         section="9.7.16.9 tcgen05.cp", confidence="inferred")  # fmt: skip
+def cp(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str, form: str, unpack: str | None = None) -> None:
+    """Copy rows of shared memory, described by b, to tensor memory at [a]; with cta_group::2 in both CTAs of the pair, each from its own.
+
+    Unpacking: groups of 16 elements of 4 or 6 bits in 16 bytes become 16 bytes; a 4-bit element goes to bits 5:2 of its
+    byte, a 6-bit one to bits 5:0 (inferred).
+    """
     same_group(warp, group)
+    element_bits = 0 if unpack is None else DECOMPRESSED_BITS[unpack]
     shape, _, multicast = form.partition(".")
     site = warp.site(warp.group.pc)
     for lane in indices_of(bits):
@@ -302,15 +343,15 @@ def cp(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str, form:
 
         def run(source: MatrixDescriptor = source, address: int = address) -> None:
             for cta in the_pair(warp.cta, group):
-                _copy_rows(cta, source, address, shape, multicast)
+                _copy_rows(cta, source, address, shape, multicast, element_bits)
             warp.machine.progress()
 
         warp.machine.asynchronous.issue(AsyncOp(tensor_pipe(warp, group), run, site, "tcgen05.cp"))
 
 
-def _copy_rows(cta: CTA, source: MatrixDescriptor, address: int, shape: str, multicast: str) -> None:
-    from mxfp8fa.emulator.machine.tensor_core import operand_addresses
-
+def _copy_rows(
+    cta: CTA, source: MatrixDescriptor, address: int, shape: str, multicast: str, element_bits: int
+) -> None:
     rows, row_bytes = tmem.COPY_SHAPES[shape]
     where = operand_addresses(source, rows, row_bytes, 4, False)
     cta.shared.check(where.reshape(-1).astype(np.uint64), 4, "tcgen05.cp")
@@ -319,12 +360,27 @@ def _copy_rows(cta: CTA, source: MatrixDescriptor, address: int, shape: str, mul
     lanes = tmem.copy_lanes(shape, multicast) + lane
     columns = np.arange(row_bytes // 4) + column
     poison = np.zeros_like(words) if shadow is None else shadow
+    if element_bits:
+        words, poison = _unpacked(words, element_bits), _unpacked_poison(poison, element_bits)
     cta.machine.watch.shared(cta, where.reshape(-1), 4, write=False)
     for copy in lanes:
         cta.machine.watch.tensor(cta, copy[:, None] + 0 * columns, columns + 0 * copy[:, None], write=True)
         cta.tensor.write(copy[:, None] + 0 * columns, columns + 0 * copy[:, None], words, poison, "tcgen05.cp")
     cta.machine.count_bytes("tensor store", words.nbytes * len(lanes))
     cta.machine.count_bytes("shared load", words.nbytes)
+
+
+def _unpacked(words: np.ndarray, element_bits: int) -> np.ndarray:
+    """Words of 8-bit containers from words of padded groups, (rows, words)."""
+    codes = padded_codes(np.ascontiguousarray(words).view(np.uint8), element_bits)
+    return (codes << 2 if element_bits == 4 else codes).view(np.uint32)
+
+
+def _unpacked_poison(shadow: np.ndarray, element_bits: int) -> np.ndarray:
+    """A group with poison among its data bytes is poison as a whole; what its padding holds does not matter."""
+    groups = np.ascontiguousarray(shadow).view(np.uint8).reshape(shadow.shape[0], -1, 16)
+    poisoned = groups[:, :, : 2 * element_bits].any(axis=-1)
+    return np.repeat(poisoned.astype(np.uint32) * np.uint32(0xFFFFFFFF), 4, axis=1)
 
 
 @machine("tcgen05.shift.group.down [a]", group=GROUPS, section="9.7.16.9 tcgen05.shift", confidence="inferred")

@@ -13,7 +13,7 @@ import numpy as np
 from mxfp8fa.emulator.errors import IllegalOperation, PoisonError
 from mxfp8fa.emulator.isa import mbarriers
 from mxfp8fa.emulator.isa.registry import machine
-from mxfp8fa.emulator.isa.tcgen05_memory import masked_ctas
+from mxfp8fa.emulator.isa.tcgen05_memory import masked_ctas, whole_warp
 from mxfp8fa.emulator.isa.trace import lane_function
 from mxfp8fa.emulator.machine import access, tensor_map
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
@@ -510,7 +510,7 @@ def _field_places(field: str, ordinal: int, value: int) -> list[tuple[int, int, 
 )
 def cp_fenceproxy(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, *, scope: str) -> Outcome | None:
     """Copy the b = 128 bytes of a tensor map from shared [a] to global [d]."""
-    if not warp.converged(warp.live, "tensormap.cp_fenceproxy"):
+    if not whole_warp(warp, bits, "tensormap.cp_fenceproxy"):
         return Outcome.BLOCKED
     lane = int(indices_of(bits)[0])
     if int(b[lane]) != tensor_map.MAP_BYTES:

@@ -44,18 +44,19 @@ class GroupTracker:
     def unfinished(self, bits: int, newest: int, finished: Finished) -> bool:
         """Whether some thread has an unfinished group older than its `newest` latest ones."""
         self._forget(finished)
-        for lane in indices_of(bits):
-            mine = [g for g in self.groups if g.bits >> int(lane) & 1]
-            if any(not finished(op) for g in mine[: len(mine) - newest] for op in g.ops):
-                return True
-        return False
+        older = (g for lane in indices_of(bits) for g in self._older(int(lane), newest))
+        return any(not finished(op) for g in older for op in g.ops)
+
+    def _older(self, lane: int, newest: int) -> list[CopyGroup]:
+        """A thread's groups but for its `newest` latest ones."""
+        mine = [g for g in self.groups if g.bits >> lane & 1]
+        return mine[: max(len(mine) - newest, 0)]
 
     def due(self, bits: int, newest: int) -> list[AsyncOp]:
         """Operations of the threads' groups older than the `newest` latest ones."""
         found: dict[int, AsyncOp] = {}
         for lane in indices_of(bits):
-            mine = [g for g in self.groups if g.bits >> int(lane) & 1]
-            found.update({id(op): op for g in mine[: len(mine) - newest] for op in g.ops})
+            found.update({id(op): op for g in self._older(int(lane), newest) for op in g.ops})
         return list(found.values())
 
     def loose(self, bits: int, finished: Finished) -> bool:

@@ -90,26 +90,39 @@ def read_shared(
     if cta.machine.watch.watching:
         cta.machine.watch.shared(cta, _words_touched(d, rows, shape.k_bytes, element_bytes, mn_major), 4, write=False)
     words, shadow = cta.shared.words.load(addresses, element_bytes)
-    poison = np.zeros(rows, bool) if shadow is None else np.any(shadow != 0, axis=1)
+    poison = np.zeros(rows, bool) if shadow is None else np.any(_data_bytes(shadow, fmt, shape) != 0, axis=1)
     cta.machine.count_bytes("shared load", words.nbytes)
     return Operand(values_of(words, fmt, shape), poison)
+
+
+def _data_bytes(words: np.ndarray, fmt: str, shape: MMAShape) -> np.ndarray:
+    """Raw elements without the padding of 4- and 6-bit groups, which nothing reads."""
+    if shape.packed_fp4 or fmt not in FORMATS or FORMATS[fmt].bits >= 8:
+        return words
+    return words.reshape(words.shape[0], -1, 16)[:, :, : 2 * FORMATS[fmt].bits].reshape(words.shape[0], -1)
 
 
 def read_tensor_a(cta: CTA, address: int, fmt: str, shape: MMAShape) -> Operand:
     """Operand A from tensor memory: K-major, packed into 32-bit columns."""
     lane, column = tmem.split_address(address)
-    lanes = tmem.row_lanes(shape.m, shape.cta_group) + lane
-    columns = np.arange(shape.k_bytes // 4) + column
-    cta.machine.watch.tensor(cta, lanes[:, None] + 0 * columns, columns + 0 * lanes[:, None], write=False)
-    cells, shadow = cta.tensor.read(lanes[:, None] + 0 * columns, columns + 0 * lanes[:, None], "tcgen05.mma operand A")
+    if lane not in shape.lane_bases:
+        raise IllegalOperation(f"tcgen05.mma: A at lane {lane}; allowed for M = {shape.m}: {shape.lane_bases}")
+    lanes, columns = np.broadcast_arrays(
+        (tmem.row_lanes(shape.m, shape.cta_group) + lane)[:, None], np.arange(shape.k_bytes // 4) + column
+    )
+    cells, shadow = _read_cells_of_a(cta, lanes, columns)
     if shape.m == 128 and shape.cta_group == 2:  # both halves of the lanes must hold the CTA's 64 rows
-        other, _ = cta.tensor.read(
-            lanes[:, None] + 64 + 0 * columns, columns + 0 * lanes[:, None], "tcgen05.mma operand A"
-        )
-        if (cells != other).any():
+        other, other_shadow = _read_cells_of_a(cta, lanes + 64, columns)
+        shadow = shadow | other_shadow
+        if ((cells != other) & (shadow == 0)).any():
             raise IllegalOperation("tcgen05.mma, M = 128 of a pair: the copies of A in lanes 0-63 and 64-127 differ")
     words = np.ascontiguousarray(cells).view(f"u{shape.element_bytes}")
     return Operand(values_of(words, fmt, shape, in_tensor_memory=True), np.any(shadow != 0, axis=1))
+
+
+def _read_cells_of_a(cta: CTA, lanes: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    cta.machine.watch.tensor(cta, lanes, columns, write=False)
+    return cta.tensor.read(lanes, columns, "tcgen05.mma operand A")
 
 
 def values_of(words: np.ndarray, fmt: str, shape: MMAShape, *, in_tensor_memory: bool = False) -> np.ndarray:
@@ -125,14 +138,12 @@ def values_of(words: np.ndarray, fmt: str, shape: MMAShape, *, in_tensor_memory:
     if shape.packed_fp4:  # two per byte, the lower K in the low nibble
         words = np.stack([words & 0xF, words >> 4], axis=-1).reshape(words.shape[0], -1)
     elif FORMATS[fmt].bits < 8:
-        words = (
-            _from_tensor_container(words, fmt) if in_tensor_memory else _from_padded_groups(words, FORMATS[fmt].bits)
-        )
+        words = _from_tensor_container(words, fmt) if in_tensor_memory else padded_codes(words, FORMATS[fmt].bits)
     return decode(words, FORMATS[fmt])
 
 
-def _from_padded_groups(words: np.ndarray, bits: int) -> np.ndarray:
-    """4- and 6-bit elements: every 16 bytes hold 16 elements, packed from the lowest bit on, and padding."""
+def padded_codes(words: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of 4- and 6-bit elements, (rows, K): every 16 bytes hold 16 of them, from the lowest bit on, and padding."""
     rows = words.shape[0]
     stream = np.unpackbits(words.reshape(rows, -1, 16), axis=-1, bitorder="little")[:, :, : 16 * bits]
     elements = stream.reshape(rows, -1, 16, bits)
@@ -152,17 +163,16 @@ def read_scales(
     lanes, columns = tmem.scale_cells(rows, split=split)
     cta.machine.watch.tensor(cta, lanes + lane, columns + column, write=False)
     cells, shadow = cta.tensor.read(lanes + lane, columns + column, f"tcgen05.mma scale factors {what}")
-    differ = (cells != cells[0]) & ((shadow | shadow[0]) == 0)
+    used = slice(first_byte, first_byte + count)
+    scales, poison = (np.ascontiguousarray(x).view(np.uint8).reshape(-1, rows, 4)[:, :, used] for x in (cells, shadow))
+    differ = ((scales != scales[0]) & ((poison | poison[0]) == 0)).any(axis=-1)
     if differ.any():
         copy, row = (int(i[0]) for i in np.nonzero(differ))
         raise IllegalOperation(
             f"tcgen05.mma: scale factors {what} of row {row} differ between the lane partitions "
             f"({int(cells[0, row]):#010x} in the first, {int(cells[copy, row]):#010x} in number {copy}); all must be equal"
         )
-    bytes_ = np.ascontiguousarray(cells[0]).view(np.uint8).reshape(rows, 4)
-    poison = np.ascontiguousarray(np.bitwise_or.reduce(shadow, axis=0)).view(np.uint8).reshape(rows, 4)
-    chosen = slice(first_byte, first_byte + count)
-    return bytes_[:, chosen], np.any(poison[:, chosen] != 0, axis=1)
+    return scales[0], np.any(poison != 0, axis=(0, 2))
 
 
 def scaled(values: np.ndarray, scales: np.ndarray, scale_format: str) -> np.ndarray:
@@ -246,7 +256,7 @@ def _multiply_one(cta: CTA, p: Product, a: Operand, b: Operand, mode: str, disab
         rows_poison, columns_poison = rows_poison | sfa_poison, columns_poison | sfb_poison
     cta.machine.watch.tensor(cta, lanes, columns, write=True)
     c, c_poison = _accumulator(cta, p, lanes, columns)
-    result = _arithmetic(shape, a.values, b.values, a_scale, b_scale, c, mode)
+    result = _arithmetic(p, a.values, b.values, a_scale, b_scale, c, mode)
     poison = (rows_poison[:, None] | columns_poison[None, :] | c_poison).astype(np.uint32) * np.uint32(0xFFFFFFFF)
     if disabled is None or not disabled.any():
         cta.tensor.write(lanes, columns, result, poison, "tcgen05.mma accumulator")
@@ -264,25 +274,19 @@ def _accumulator(cta: CTA, p: Product, lanes: np.ndarray, columns: np.ndarray) -
     cells, shadow = cta.tensor.read(lanes, columns, "tcgen05.mma accumulator")
     if cta.machine.options.uninitialised == "strict" and shadow.any():
         raise PoisonError("tcgen05.mma accumulates onto tensor memory that was never written")
-    if p.scale_d:  # exact but for subnormal results
-        cells = (cells.view(np.float32) * np.float32(2.0**-p.scale_d)).view(np.uint32)
-    return cells, shadow != 0
+    used = np.uint32(0xFFFF if p.shape.d_format == "f16" else 0xFFFFFFFF)
+    return cells, shadow & used != 0
 
 
 def _arithmetic(
-    shape: MMAShape, a: np.ndarray, b: np.ndarray, a_scale: np.ndarray | None, b_scale: np.ndarray | None,
+    p: Product, a: np.ndarray, b: np.ndarray, a_scale: np.ndarray | None, b_scale: np.ndarray | None,
     c: np.ndarray | None, mode: str,
 ) -> np.ndarray:  # fmt: skip
     """Raw cells of the new accumulator."""
+    shape = p.shape
     if shape.kind == "i8":
         return _integer(shape, a, b, c)
-    start = None
-    if c is not None:
-        start = (
-            (c & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32)
-            if shape.d_format == "f16"
-            else c.view(np.float32)
-        )
+    start = None if c is None else _accumulator_values(c, shape.d_format, p.scale_d)
     if shape.scales and shape.packed_fp4:
         assert a_scale is not None and b_scale is not None
         a, b = scaled(a, a_scale, shape.scale_format), scaled(b, b_scale, shape.scale_format)
@@ -298,12 +302,19 @@ def _arithmetic(
         k_slice=shape.k,
         accumulate=mode,
     )
-    result = result.astype(np.float32)
     nan = np.isnan(result)
     if shape.d_format == "f16":
         half = result.astype(np.float16).view(np.uint16).astype(np.uint32)
         return np.where(nan, np.uint32(0x7FFF), half)
-    return np.where(nan, np.uint32(0x7FFFFFFF), result.view(np.uint32))
+    return np.where(nan, np.uint32(0x7FFFFFFF), result.astype(np.float32).view(np.uint32))
+
+
+def _accumulator_values(cells: np.ndarray, d_format: str, scale_d: int) -> np.ndarray:
+    """float32 values of D, times 2**-scale_d (exact but for results below the smallest normal float32)."""
+    values = cells.view(np.float32)
+    if d_format == "f16":
+        values = (cells & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32)
+    return values * np.float32(2.0**-scale_d) if scale_d else values
 
 
 def _integer(shape: MMAShape, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndarray:

@@ -19,6 +19,7 @@ class TensorMemory:
         allocated: base column -> columns.
         smallest: columns of the latest allocation; a later one may not be larger.
         relinquished: whether the CTA gave up the right to allocate.
+        requested, granted: a warp waits for so many columns; it may take the columns from this base (alloc of a pair).
     """
 
     data: np.ndarray = field(default_factory=lambda: np.zeros((LANES, COLUMNS), np.uint32))
@@ -26,13 +27,12 @@ class TensorMemory:
     allocated: dict[int, int] = field(default_factory=dict)
     smallest: int = COLUMNS
     relinquished: bool = False
+    requested: int | None = None
+    granted: int | None = None
     _owned: np.ndarray = field(default_factory=lambda: np.zeros(COLUMNS, bool))
 
-    def allocate(self, columns: int) -> int | None:
-        """Base column of a new allocation, or None while not enough columns are free.
-
-        First fit at a multiple of the size; the ISA leaves the place open (inferred).
-        """
+    def has_room(self, columns: int) -> bool:
+        """Whether an allocation, if it is legal, can be made now."""
         if columns not in ALLOCATION_COLUMNS:
             raise IllegalOperation(
                 f"tcgen05.alloc of {columns} columns: allowed are {', '.join(map(str, ALLOCATION_COLUMNS))}"
@@ -43,13 +43,21 @@ class TensorMemory:
             raise IllegalOperation(
                 f"tcgen05.alloc of {columns} columns after one of {self.smallest}: allocations must not grow"
             )
-        for base in range(0, COLUMNS, columns):
-            if not self._owned[base : base + columns].any():
-                self._owned[base : base + columns] = True
-                self.allocated[base] = self.smallest = columns
-                self.shadow[:, base : base + columns] = 0xFFFFFFFF
-                return base
-        return None
+        return self._free_base(columns) is not None
+
+    def _free_base(self, columns: int) -> int | None:
+        """First fit at a multiple of the size; the ISA leaves the place open (inferred)."""
+        bases = range(0, COLUMNS, columns)
+        return next((b for b in bases if not self._owned[b : b + columns].any()), None)
+
+    def allocate(self, columns: int) -> int:
+        """Base column of a new allocation, after `has_room`."""
+        base = self._free_base(columns)
+        assert base is not None, "callers ask has_room first"
+        self._owned[base : base + columns] = True
+        self.allocated[base] = self.smallest = columns
+        self.shadow[:, base : base + columns] = 0xFFFFFFFF
+        return base
 
     def free(self, address: int, columns: int) -> None:
         """Undo an allocation."""
