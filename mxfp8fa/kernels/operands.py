@@ -1,0 +1,125 @@
+"""`MXOperand`: a block-scaled tensor in torch, with its scales packed as the tensor core reads them.
+
+What producers return and kernels take. `MXTensor` is its NumPy counterpart, with plain scales; each converts to the
+other. Codes keep the data's shape and strides; scales lie in 128x4 atoms (`mxfp8fa.layouts.pack_scales`), once for each
+orientation that the blocks serve:
+
+    blocks along      rows of the atoms    serves products that contract
+    last axis         tokens               the last axis (Q and K in S, dO and V in dP)
+    token axis        head_dim             tokens (V in O, dO in dV, Q in dK, K in dQ)
+    both (squares)    tokens and head_dim  either
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from mxfp8fa.layouts import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, cu_blocks, cu_tiles, pack_scales, unpack_scales
+from mxfp8fa.numerics import MXTensor
+
+_TOKEN_AXIS = {2: 0, 3: 0, 4: 1}  # of (S, D), (T, H, D) and (B, S, H, D)
+_K_TILE = 32 * ATOM_COLUMNS
+
+
+@dataclass(frozen=True, eq=False)
+class MXOperand:
+    """A block-scaled tensor.
+
+    Attributes:
+        codes: uint8, the data's shape: (S, D), (B, S, H, D) or, with cu_seqlens, (T, H, D).
+        scales: uint8, by what the rows of their atoms are ("tokens", "head_dim"): the shapes that `pack_scales` lists.
+        axes: blocked axes, ascending and not negative, as in `MXTensor`.
+        fmt: element format, "e4m3" or "e5m2".
+        cu_seqlens: int32 cumulative lengths of the sequences packed along axis 0, or None.
+
+    Raises:
+        ValueError: dtypes, shapes, axes or orientations that do not fit together.
+    """
+
+    codes: torch.Tensor
+    scales: Mapping[str, torch.Tensor]
+    axes: tuple[int, ...]
+    fmt: str = "e4m3"
+    cu_seqlens: torch.Tensor | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if self.codes.dtype != torch.uint8 or self.codes.ndim not in _TOKEN_AXIS:
+            raise ValueError(
+                f"codes is {self.codes.dtype} {tuple(self.codes.shape)}; allowed: torch.uint8 of rank 2, 3 or 4"
+            )
+        expected = _packed_shapes(self.shape, self.axes, self.cu_seqlens)
+        if set(self.scales) != set(expected):
+            raise ValueError(
+                f"scales has rows {sorted(self.scales)}; blocks along axes {self.axes} need {sorted(expected)}"
+            )
+        for rows, packed in self.scales.items():
+            if packed.dtype != torch.uint8 or tuple(packed.shape) != expected[rows]:
+                raise ValueError(
+                    f"scales[{rows!r}] is {packed.dtype} {tuple(packed.shape)}; codes of shape {self.shape} need "
+                    f"torch.uint8 {expected[rows]}"
+                )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the data."""
+        return tuple(self.codes.shape)
+
+    def scales_with_rows(self, rows: str) -> torch.Tensor:
+        """The packed scales in one orientation.
+
+        Raises:
+            ValueError: the blocks do not serve it.
+        """
+        if rows not in self.scales:
+            raise ValueError(
+                f"blocks along axes {self.axes} of shape {self.shape} have scales with rows {sorted(self.scales)}; "
+                f"{rows!r} was asked for"
+            )
+        return self.scales[rows]
+
+    @staticmethod
+    def from_mx_tensor(x: MXTensor) -> MXOperand:
+        """The same tensor in torch; codes share their memory with `x` and keep its strides."""
+        lengths = None if x.cu_seqlens is None else torch.from_numpy(x.cu_seqlens.copy())
+        rows = _packed_shapes(x.shape, x.axes, lengths)
+        scales = {r: torch.from_numpy(pack_scales(x, rows=r)) for r in rows}
+        return MXOperand(torch.from_numpy(x.codes), scales, x.axes, x.fmt, lengths)
+
+    def to_mx_tensor(self) -> MXTensor:
+        """The same tensor in NumPy."""
+        lengths = None if self.cu_seqlens is None else self.cu_seqlens.cpu().numpy()
+        rows, packed = next(iter(self.scales.items()))
+        scale = unpack_scales(packed.cpu().numpy(), shape=self.shape, axes=self.axes, rows=rows, cu_seqlens=lengths)
+        return MXTensor(self.codes.cpu().numpy(), scale, self.fmt, self.axes, lengths)
+
+
+def _packed_shapes(
+    shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlens: torch.Tensor | None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the packed scales, by orientation.
+
+    Raises:
+        ValueError: blocks along another axis than tokens and the last one, or a rank that does not fit `cu_seqlens`.
+    """
+    if (len(shape) == 3) != (cu_seqlens is not None):
+        raise ValueError(f"shape {shape}: rank 3 is packed sequences and needs cu_seqlens; ranks 2 and 4 have none")
+    token, last = _TOKEN_AXIS[len(shape)], len(shape) - 1
+    if not axes or not set(axes) <= {token, last}:
+        raise ValueError(f"axes = {axes}; allowed for shape {shape}: {token}, {last} or both")
+    batch = tuple(shape[axis] for axis in range(len(shape)) if axis not in (token, last))
+    if cu_seqlens is None:
+        tokens, token_blocks = -(-shape[token] // ATOM_ROWS), -(-shape[token] // _K_TILE)
+    else:
+        lengths = cu_seqlens.cpu().numpy()
+        tokens = int(cu_tiles(lengths)[-1])
+        token_blocks = int(cu_tiles(cu_blocks(lengths), ATOM_COLUMNS)[-1])
+    head_dim = -(-shape[last] // ATOM_ROWS)
+    found = {}
+    if last in axes:
+        found["tokens"] = (*batch, tokens, head_dim, ATOM_BYTES)
+    if token in axes:
+        found["head_dim"] = (*batch, head_dim, token_blocks, ATOM_BYTES)
+    return found
