@@ -134,13 +134,15 @@ def cpu_name() -> str:
 
 def report(rounds: int) -> str:
     x = data()
+    load = os.getloadavg()[0]
     measured = times_ms(rounds, x)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "torch", "torchao"))
     lines = [
         "# Quantizing 4096 x 4096 float32 to MXFP8 (E4M3, 1x32, rceil)",
         "",
         f"Measured {datetime.date.today()} on {cpu_name()}; Python {platform.python_version()}, {versions}.",
-        f"{rounds} rounds, contenders in turn in one process; `python bench/bench_quantize.py --rounds {rounds}`.",
+        f"{rounds} rounds, contenders in turn in one process; load average of the machine before: {load:.1f}.",
+        f"`python bench/bench_quantize.py --rounds {rounds}`",
         "Extra memory is the growth of peak resident memory, results (17 MB) included, in a fresh process.",
         "",
         "| | median ms | best ms | GB/s of input at best | extra MB | edge blocks wrong |",
