@@ -296,6 +296,13 @@ def test_stochastic_rounding_is_unbiased():
         assert (got.count(0x3C01), got.count(0x3C00)) == (k, (1 << 13) - k)
 
 
+def test_stochastic_rounding_far_below_the_smallest_subnormal():
+    """With random bits all ones, 8191/8192 of the smallest f16, 2^-37 just carries; less does not, however small."""
+    limit = F32.round(Fraction(1, 2**37), "rn")
+    tiny = [limit, limit - 1, F32.round(Fraction(1, 2**38), "rn"), F32.round(Fraction(1, 2**60), "rn"), 0x00800000, 1, 0]
+    assert bulk("cvt.rs.f16x2.f32", [0], tiny, [0x1FFF]) == [1, 0, 0, 0, 0, 0, 0]
+
+
 # -- UE8M0 ------------------------------------------------------------------------------------------------------------
 
 

@@ -148,6 +148,8 @@ def test_ftz_looks_at_the_result_with_endless_exponents():
     almost = [F32.round((1 + Fraction(1, 2**23)) / 2**63, "rn"), F32.round((1 - Fraction(1, 2**23)) / 2**63, "rn")]
     assert F32.value(almost[0]) * F32.value(almost[1]) == Fraction(1, 2**126) * (1 - Fraction(1, 2**46))
     assert bulk("mul.ftz.f32", almost[:1], almost[1:]) == [0x00800000]
+    tie = [F32.round(Fraction(31, 2**75), "rn"), F32.round(Fraction(1082401, 2**76), "rn")]  # 31 * 1082401 = 2^25 - 1
+    assert bulk("mul.ftz.f32", tie[:1], tie[1:]) == [0x00800000]
 
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "fma", "mad"])
