@@ -8,6 +8,7 @@ Exit status: the script's own; 3 when a kernel did something wrong; 1 when the c
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
@@ -58,14 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _need_dsl() -> None:
-    try:
-        import cutlass  # noqa: F401
-        import llvmlite  # noqa: F401
-    except ImportError as error:
+    missing = [name for name in ("cutlass", "llvmlite") if importlib.util.find_spec(name) is None]
+    if missing:
         raise CommandError(
-            f"{error}. The emulator's host side needs the extra `kernels`, which is published for Linux only: "
-            "pip install 'mxfp8fa[kernels]'"
-        ) from None
+            f"{' and '.join(missing)} cannot be imported. The emulator's host side needs the extra `kernels`, which is "
+            "published for Linux only: pip install 'mxfp8fa[kernels]'"
+        )
 
 
 def _run_script(path: Path, arguments: list[str], options: dict[str, Any], *, quiet: bool) -> int:

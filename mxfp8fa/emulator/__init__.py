@@ -27,9 +27,10 @@ from mxfp8fa.emulator.errors import (
 )
 from mxfp8fa.emulator.host import HostError, as_cuda  # from here on compiled functions keep their PTX
 from mxfp8fa.emulator.report import LaunchReport, Report
+from mxfp8fa.emulator.trace import Trace
 
 __all__ = [
     "BarrierError", "DeadlockError", "EmulationError", "HostError", "IllegalOperation", "LaunchError", "LaunchReport",
-    "Misaligned", "OutOfBounds", "PoisonError", "Report", "Site", "SpinError", "Trap", "UnsupportedInstruction",
+    "Misaligned", "OutOfBounds", "PoisonError", "Report", "Site", "SpinError", "Trace", "Trap", "UnsupportedInstruction",
     "active", "as_cuda", "run", "run_ptx",
 ]  # fmt: skip

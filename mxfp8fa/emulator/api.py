@@ -19,7 +19,9 @@ from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
 from mxfp8fa.emulator.machine.machine import Machine, run_machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
 from mxfp8fa.emulator.machine.program import Program, load_program
+from mxfp8fa.emulator.machine.watch import Watch
 from mxfp8fa.emulator.report import LaunchReport, Report
+from mxfp8fa.emulator.trace import Watches
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.host import HostCall, Launch, MemoryRange
@@ -30,7 +32,14 @@ Dim = int | Sequence[int]
 _PROGRESS_EVERY_SECONDS = 2.0
 
 
-def run(compiled: Any, *args: Any, allow: Sequence[Any] = (), progress: Progress = None, **keywords: Any) -> Report:
+def run(
+    compiled: Any,
+    *args: Any,
+    allow: Sequence[Any] = (),
+    progress: Progress = None,
+    trace: Watch | None = None,
+    **keywords: Any,
+) -> Report:
     """Run a compiled CuTe DSL function in the emulator, host code and all its kernels.
 
     Args:
@@ -38,6 +47,7 @@ def run(compiled: Any, *args: Any, allow: Sequence[Any] = (), progress: Progress
         *args: as for calling it: CPU tensors, pointers, numbers.
         allow: further valid global memory: tensors, arrays or (address, size_bytes) pairs.
         progress: True (lines on stderr), or a function that takes a line; None is silent.
+        trace: an observer of the run, usually a `Trace`, to be looked at afterwards.
         **keywords: fields of `Options` (schedule, seed, uninitialised, accumulate, wait_ld, check, sm_count, ...);
             everything else goes to the compiled function.
 
@@ -52,19 +62,25 @@ def run(compiled: Any, *args: Any, allow: Sequence[Any] = (), progress: Progress
 
     options = Options(**{k: keywords.pop(k) for k in list(keywords) if k in OPTION_NAMES})
     report = Report()
-    _run_call(HostCall(compiled, args, keywords), options, allow, _printer(progress), report)
+    _run_call(HostCall(compiled, args, keywords), options, allow, _printer(progress), trace, report)
     return report
 
 
 @contextlib.contextmanager
 def active(
-    *, allow: Sequence[Any] = (), progress: Progress = None, shims: bool = True, **options: Any
+    *,
+    allow: Sequence[Any] = (),
+    progress: Progress = None,
+    trace: Watch | None = None,
+    shims: bool = True,
+    **options: Any,
 ) -> Iterator[Report]:
     """While open, every compiled CuTe DSL function that is called runs in the emulator.
 
     Args:
         allow: as for `run`.
         progress: as for `run`.
+        trace: as for `run`.
         shims: also answer what programs ask of torch.cuda, cuda.bindings and HardwareInfo (see `host.cuda_shims`).
         **options: fields of `Options`.
 
@@ -78,13 +94,13 @@ def active(
     with contextlib.ExitStack() as stack:
         if shims:
             stack.enter_context(host.cuda_shims(sm_count=chosen.sm_count))
-        stack.enter_context(host.active(lambda call: _run_call(call, chosen, allow, show, report)))
+        stack.enter_context(host.active(lambda call: _run_call(call, chosen, allow, show, trace, report)))
         yield report
 
 
 def run_ptx(
     ptx: str, kernel: str, *, grid: Dim, block: Dim, cluster: Dim = 1, smem_bytes: int = 0, params: Sequence[Any] | bytes = (),
-    allow: Sequence[Any] = (), progress: Progress = None, **options: Any,
+    allow: Sequence[Any] = (), progress: Progress = None, trace: Watch | None = None, **options: Any,
 ) -> Report:  # fmt: skip
     """Run one kernel of a PTX text.
 
@@ -99,6 +115,7 @@ def run_ptx(
             parameter block as bytes.
         allow: as for `run`.
         progress: as for `run`.
+        trace: as for `run`.
         **options: fields of `Options`.
 
     Returns:
@@ -122,7 +139,7 @@ def run_ptx(
         ranges += own
     spec = LaunchSpec(_dim3(grid, "grid"), _dim3(block, "block"), _dim3(cluster, "cluster"), smem_bytes, block_bytes)
     report = Report()
-    _launch(program, spec, ranges, chosen, _printer(progress), report)
+    _launch(program, spec, ranges, chosen, _printer(progress), trace, report)
     return report
 
 
@@ -134,7 +151,12 @@ def _options(given: dict[str, Any]) -> Options:
 
 
 def _run_call(
-    call: HostCall, options: Options, allow: Sequence[Any], show: Callable[[str], None] | None, report: Report
+    call: HostCall,
+    options: Options,
+    allow: Sequence[Any],
+    show: Callable[[str], None] | None,
+    trace: Watch | None,
+    report: Report,
 ) -> None:
     from mxfp8fa.emulator.host import Device
 
@@ -142,7 +164,7 @@ def _run_call(
 
     def on_launch(launch: Launch) -> None:
         program = load_program(launch.ptx, launch.kernel)
-        _launch(program, launch_spec(program, launch), ranges, options, show, report)
+        _launch(program, launch_spec(program, launch), ranges, options, show, trace, report)
 
     call.execute(on_launch, device=Device(sm_count=options.sm_count), allow=allow)
 
@@ -163,12 +185,15 @@ def _join(program: Program, params: Sequence[bytes]) -> bytes:
 
 def _launch(
     program: Program, spec: LaunchSpec, ranges: Sequence[MemoryRange], options: Options,
-    show: Callable[[str], None] | None, report: Report,
+    show: Callable[[str], None] | None, trace: Watch | None, report: Report,
 ) -> None:  # fmt: skip
     start = time.perf_counter()
     memory = GlobalMemory(program.ranges() + [Range(r.address, r.size_bytes, r.name, r.writable, r) for r in ranges])
     program.begin(spec.params)
-    watch = Checker(assume_mma_cp_order=options.assume_mma_cp_order) if options.check == "races" else None
+    watches = [] if trace is None else [trace]
+    if options.check == "races":
+        watches.append(Checker(assume_mma_cp_order=options.assume_mma_cp_order))
+    watch = Watches(watches) if len(watches) > 1 else watches[0] if watches else None
     tick = None if show is None else _ticker(program, spec, show)
     machine = run_machine(program, spec, memory, options, tick, watch)
     report.launches.append(

@@ -138,9 +138,11 @@ class Value:
 
 
 PRIMITIVES = (
-    "add sub mul and or xor not neg shl shr eq ne lt le bits to select divide "
-    "remainder popc float_div sqrt fma fma_sign rint floor ceil trunc exp2 log2 rsqrt tanh sin cos gather ballot lane"
-).split()  # noqa: SIM905
+    "add", "sub", "mul", "and", "or", "xor", "not", "neg", "shl", "shr",
+    "eq", "ne", "lt", "le", "bits", "to", "select", "divide", "remainder", "popc",
+    "float_div", "sqrt", "fma", "fma_sign", "rint", "floor", "ceil", "trunc", "exp2", "log2",
+    "rsqrt", "tanh", "sin", "cos", "gather", "ballot", "lane",
+)  # fmt: skip
 
 
 def _as(t: str, x: Value | int) -> Value:

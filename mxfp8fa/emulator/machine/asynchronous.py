@@ -30,7 +30,7 @@ class AsyncOp:
         what: name for reports.
         agent: who does it, for an observer, where that is not the queue (TMA: one agent per mbarrier).
         after: the operation of the same copy that came before it (a store's read of shared memory), or None.
-        clock: an observer's note.
+        clock, issued_step: observers' notes.
         done: whether it completed.
     """
 
@@ -41,6 +41,7 @@ class AsyncOp:
     after: AsyncOp | None = None
     agent: Hashable = None
     clock: Any = None
+    issued_step: int = 0
     done: bool = False
 
 

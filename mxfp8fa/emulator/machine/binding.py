@@ -356,13 +356,19 @@ def _propagation(
             return [s if s.any() else None for s in rule([t[0] for t in tracked], [zeros(t) for t in tracked])]
         if not definition.moves:
             return at_once(mask, tracked, results, range(len(tracked)))
-        control = [k for k, n in enumerate(names) if n not in definition.moves]
-        if any(tracked[k][1] is not None for k in control):
+        lost = np.zeros(LANES, bool)  # lanes whose choice of bits is itself poison; lanes that are not here do not count
+        for n, (_, shadow) in zip(names, tracked, strict=True):
+            if n not in definition.moves and shadow is not None:
+                lost |= shadow.astype(bool) & mask
+        if definition.extra.get("membermask") and lost.any():
             return at_once(mask, tracked, results, range(len(tracked)))
         moved = evaluate(
             mask, *[zeros(t) if n in definition.moves else t[0] for n, t in zip(names, tracked, strict=True)]
         )
-        return [m if reached and m.any() else None for m, reached in zip(moved, reaches, strict=True)]
+        shadows = [m if r else np.zeros_like(m) for m, r in zip(moved, reaches, strict=True)]
+        if lost.any():
+            shadows = [np.where(lost, ~np.zeros_like(s), s) for s in shadows]
+        return [s if s.any() else None for s in shadows]
 
     return propagate
 

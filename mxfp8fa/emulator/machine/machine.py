@@ -178,7 +178,9 @@ class Machine:
         before = self.epoch
         self.watch.run_warp(warp)
         executed = warp.run(quantum)
+        self.watch.ran_warp(warp)
         self.instructions += executed
+        warp.executed = 0
         if self.epoch != before or executed < quantum:
             warp.spinning = False
             warp.extra["quiet"] = 0

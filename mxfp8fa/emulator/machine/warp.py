@@ -116,6 +116,7 @@ class Warp:
 
     Attributes:
         regs: 32-lane arrays of raw unsigned bits (bool for predicates); never modified in place.
+        executed: instructions of the present turn.
         shadow: None, or an array of the register's dtype whose one bits are poison.
         group: the group that runs now.
     """
@@ -133,6 +134,7 @@ class Warp:
         self.groups = [self.group]
         self._favoured: Group | None = None
         self.instructions = 0
+        self.executed = 0
         self.local: Any = None
         self.extra: dict[str, Any] = {}
         self.pending: list[tuple[frozenset[int], Callable[[], None]]] = []
@@ -291,6 +293,7 @@ class Warp:
         """Execute until nothing here can run or `budget` instructions are spent; returns the instructions executed."""
         steps, counts = self.program.steps, self.program.counts
         left = budget
+        self.executed = 0
         self._choose()
         try:
             while left > 0 and self.groups and self.group.wait is None:
@@ -300,6 +303,7 @@ class Warp:
                     self._settle(pc)
                 counts[pc] += 1
                 left -= 1
+                self.executed += 1
                 outcome = steps[pc](self, group.bits)
                 if outcome is None:
                     group.pc = pc + 1

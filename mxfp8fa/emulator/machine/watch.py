@@ -28,6 +28,9 @@ class Watch:
     def run_warp(self, warp: Warp) -> None:
         """From now on the warp acts."""
 
+    def ran_warp(self, warp: Warp) -> None:
+        """The warp's turn is over."""
+
     def issued(self, op: AsyncOp) -> None:
         """The actor starts an asynchronous operation."""
 
