@@ -55,6 +55,10 @@ def words_of(type: str, vec: str | None) -> tuple[int, int]:
     ss=SPACES, vec=VECTORS, type=SCALARS, section="9.7.9 ld", **HINTS,
     not_modelled="caches and their hints; memory is sequentially consistent, so sem and scope change nothing",
 )  # fmt: skip
+@machine(
+    "ld.ss.sem{.scope}{.vec}.type d, [a]", ss=SPACES, vec=VECTORS, type=SCALARS, sem=SEMANTICS, scope=SCOPES,
+    section="9.7.9 ld", confidence="inferred", not_modelled="not in the ISA's syntax, but ptxas takes it and programs use it",
+)  # fmt: skip
 def ld(
     warp: Warp,
     bits: int,
