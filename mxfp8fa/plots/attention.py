@@ -26,8 +26,14 @@ def _published_band(ax: Axes, *, vertical: bool) -> None:
 
 
 @style.styled
-def fig_sqnr(data: StrictSummary, *, ax: Ax = None) -> Figure:
-    """SQNR of O, dQ, dK and dV by configuration, against the published range. One axes."""
+def fig_sqnr(data: StrictSummary, *, options: str = "rule rceil", ax: Ax = None) -> Figure:
+    """SQNR of O, dQ, dK and dV by configuration, against the published range. One axes.
+
+    Args:
+        data: the grades.
+        options: with which they were made, in words, for the caption.
+        ax: where to draw.
+    """
     names = list(dict.fromkeys(entry.configuration for entry in data.entries))
     (one,) = axes = style.panels(1, ax, size=(9.0, 1.6 + 0.5 * len(names)))
     _published_band(one, vertical=True)
@@ -50,7 +56,7 @@ def fig_sqnr(data: StrictSummary, *, ax: Ax = None) -> Figure:
         ax,
         f"{ours}; lowest: {lowest.tensor} of {lowest.configuration}, {lowest.db:.1f} dB",
         "emulated",
-        f"MXFP8 attention in NumPy, forward and backward, rule rceil, float32 accumulation. Published on B200: "
+        f"MXFP8 attention in NumPy, forward and backward, {options}, float32 accumulation. Published on B200: "
         f"{BY_KEY['strict_summary'].text()}; its shapes and thresholds are not stated, ours are {PASS_DB:g} and "
         f"{BORDERLINE_DB:g} dB",
     )

@@ -89,7 +89,8 @@ def fig_code_table(fmt: Format = E4M3, *, ax: Ax = None) -> Figure:
         color=style.VERMILION,
         annotation_clip=False,
     )
-    one.set_yticks(range(rows), [f"{r}   $2^{{{max(r, 1) - fmt.bias}}}$" for r in range(rows)])
+    labels = [f"0x{r * columns:02X}    {r:2}    $2^{{{max(r, 1) - fmt.bias}}}$" for r in range(rows)]
+    one.set_yticks(range(rows), labels)
     one.set_xticks(range(columns), [f"{c:0{fmt.mantissa_bits}b}" for c in range(columns)])
     one.xaxis.set_label_position("top")
     one.xaxis.tick_top()
@@ -97,7 +98,7 @@ def fig_code_table(fmt: Format = E4M3, *, ax: Ax = None) -> Figure:
     one.spines[:].set_visible(False)
     one.grid(visible=False)
     one.set_xlabel("mantissa bits")
-    one.set_ylabel("exponent field, and the power of two it stands for")
+    one.set_ylabel("first code of the row, exponent field, power of two")
     finite = int(np.isfinite(values).sum())
     return style.finish(
         axes,

@@ -1,0 +1,229 @@
+"""The notebooks' form: executed, clean, in their places; and their exercises, with solutions and with mistakes.
+
+What they print is compared by nbval (`make notebooks`). To execute one again and keep its outputs:
+
+    .venv/bin/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
+        --ExecutePreprocessor.coalesce_streams=True notebooks/00_map.ipynb
+
+A new notebook: NN_title.ipynb with the title and question of its `Lesson`, its solutions in notebooks/solutions/NN_title.py,
+at least one plausible mistake per exercise in MISTAKES below, and its link in README and in 00_map.ipynb.
+"""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+
+from mxfp8fa.studies.course import LESSONS, course_table  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MAX_LINES, MAX_COLUMNS = 30, 120
+
+# Notebook -> exercise -> answers that its checker must refuse: expressions in the namespace of the exercises.
+MISTAKES = {
+    "00_map": {
+        "before": ["lambda number: list(LESSONS[number].needs)", "lambda number: list(range(number))"],
+        "halved_share": ["lambda ratio: ratio - 1", "lambda ratio: 1 - 1 / ratio"],
+        "kind_of": ['lambda sentence: "emulated"'],
+    },
+    "01_mxfp8_numbers": {
+        "value_of": [
+            # the NaN codes taken for 480, and subnormals with a hidden 1
+            "lambda c: (-1.0 if c & 128 else 1.0) * (2.0 ** ((c >> 3 & 15) - 7) * (1 + (c & 7) / 8) if c >> 3 & 15"
+            " else 2.0**-6 * (c & 7) / 8)",
+            "lambda c: (-1.0 if c & 128 else 1.0) * 2.0 ** ((c >> 3 & 15) - 7) * (1 + (c & 7) / 8)",
+        ],
+        "rceil": [
+            "lambda bits: max((bits >> 23) - 8 + ((bits & 0x7FFFFF) >= 0x600000), 0) if bits >> 23 < 255 else 255",
+            "lambda bits: max((bits >> 23) - 8 + ((bits & 0x7FFFFF) > 0x600000), 0)",
+            "lambda bits: (bits >> 23) - 8 + ((bits & 0x7FFFFF) > 0x600000) if bits >> 23 < 255 else 255",
+        ],
+        "dequantize": [
+            'lambda code, scale: decode_scalar(code, "e4m3") * (2.0 ** (scale - 127) if scale else 0.0)',
+            'lambda code, scale: decode_scalar(code, "e4m3") * 2.0 ** (scale - 127)',
+        ],
+        "safe_ratio": ["lambda: 448 * 2**6", "lambda: 2**13"],
+    },
+    "02_block_scaled_attention": {
+        "blocked_axis": ["lambda einsum: einsum[0]", "lambda einsum: einsum[1]"],
+        "direct_code": [
+            "lambda log2_p: max(round(8 * (log2_p + 8 + 7)), 0)",
+            "lambda log2_p: round(8 * (log2_p + 8 + 7 - 0.05))",
+        ],
+        "step": [
+            "lambda m, l, s: (max(m, *s), l + sum(2.0 ** (x - max(m, *s)) for x in s))",
+            "lambda m, l, s: (max(s), l * 2.0 ** (m - max(s)) + sum(2.0 ** (x - max(s)) for x in s))",
+        ],
+        "largest_threshold": ["lambda p_offset: 4.0", "lambda p_offset: 8 - p_offset"],
+    },
+}
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def markdown(path):
+    return "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+
+
+def tagged(cell, tag):
+    return tag in cell.metadata.get("tags", ())
+
+
+def text_of(output):
+    """Everything an output says in words."""
+    data = output.get("data", {})
+    return output.get("text", "") + "".join(str(v) for k, v in data.items() if k.startswith("text/"))
+
+
+def lesson_of(path):
+    return LESSONS[int(path.name[:2])]
+
+
+per_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+
+
+def test_there_are_notebooks():
+    assert len(NOTEBOOKS) >= 3
+    assert len({path.name[:2] for path in NOTEBOOKS}) == len(NOTEBOOKS), "two notebooks with one number"
+
+
+@per_notebook
+def test_it_was_executed_from_top_to_bottom_without_complaint(path):
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run all cells of a new kernel"
+    for cell in cells:
+        names = [output.name for output in cell.outputs if output.output_type == "stream"]
+        assert set(names) <= {"stdout"}, f"cell {cell.id} writes to stderr"
+        assert len(names) == len(set(names)), f"cell {cell.id}: one stream in pieces; see the top of this file"
+        assert not any(output.output_type == "error" for output in cell.outputs), cell.id
+        assert "execution" not in cell.metadata, f"cell {cell.id} holds times; see the top of this file"
+
+
+@per_notebook
+def test_it_names_no_place_and_no_time_of_this_machine(path):
+    forbidden = re.compile(r"(?<![\w.<])/(home|root|tmp|usr|opt|var|mnt|Users)/|[A-Z]:\\|ipykernel_|Wall time|CPU times")
+    for cell in read(path).cells:
+        for text in [cell.source, *(text_of(output) for output in cell.get("outputs", []))]:
+            assert not forbidden.search(text) and str(ROOT) not in text, f"cell {cell.id}: {forbidden.search(text)}"
+
+
+@per_notebook
+def test_it_has_the_parts_of_a_lesson_in_order(path):
+    lesson, text = lesson_of(path), markdown(path)
+    assert text.startswith(f"# {lesson.number:02d} {lesson.title}\n\n*{lesson.question}*\n\n")
+    parts = ["**You need**", "**You will be able to**", "## Summary", "## Exercises", "**Next:**"]
+    places = [text.find(part) for part in parts]
+    assert -1 not in places, f"missing: {[part for part, place in zip(parts, places, strict=True) if place < 0]}"
+    assert places == sorted(places)
+
+
+@per_notebook
+def test_its_cells_are_short_and_its_figures_shown(path):
+    for cell in code_cells(path):
+        lines = cell.source.splitlines()
+        assert len(lines) <= MAX_LINES, f"cell {cell.id} has {len(lines)} lines; move code into the package"
+        assert max(map(len, lines)) <= MAX_COLUMNS, f"cell {cell.id}: a line is too long"
+        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+            assert lines[-1] == "plt.show()", f"cell {cell.id}: a figure's cell ends with plt.show()"
+        assert not any("image/svg+xml" in output.get("data", {}) for output in cell.outputs), cell.id
+
+
+@per_notebook
+def test_what_it_shows_is_pinned_by_an_assert(path):
+    """In the cell itself, or in the one beside it that shows the same data as a table or a figure."""
+    cells = [cell for cell in code_cells(path) if not cell.metadata.get("tags")]
+    pinned = [bool(re.search(r"^\s*assert ", cell.source, re.MULTILINE)) for cell in cells]
+    for i, cell in enumerate(cells):
+        if cell.outputs:
+            assert any(pinned[max(i - 1, 0) : i + 2]), f"cell {cell.id} and its neighbours assert nothing"
+    assert sum(pinned) >= 0.7 * sum(bool(cell.outputs) for cell in cells)
+
+
+@per_notebook
+def test_its_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#\s]+?)(?:#[^)]*)?\)", markdown(path)):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), f"{path.name} links {target}"
+
+
+def test_the_course_is_listed_alike_in_readme_and_map():
+    present = {int(path.name[:2]): path.name for path in NOTEBOOKS}
+    in_readme, in_map = course_table(present, "notebooks/"), course_table(present)
+    assert in_readme in (ROOT / "README.md").read_text(), f"README's course table should be:\n{in_readme}"
+    assert in_map in markdown(FOLDER / "00_map.ipynb"), f"the table of 00_map.ipynb should be:\n{in_map}"
+
+
+def exercises(path):
+    """(name of the function, stub, checker) of every exercise, after checking that they follow each other."""
+    cells, found = code_cells(path), []
+    for cell, after in zip(cells, [*cells[1:], None], strict=True):
+        if tagged(cell, "exercise"):
+            (name,) = re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE)
+            assert after is not None and tagged(after, "check"), f"no checker after {name}"
+            found.append((name, cell, after))
+    assert len(found) == sum(tagged(cell, "check") for cell in cells)
+    return found
+
+
+def namespace(path):
+    """Names that the exercises have: their imports and nothing else of the notebook."""
+    names = {}
+    for cell in code_cells(path):
+        if tagged(cell, "exercise-imports"):
+            exec(cell.source, names)
+    return names
+
+
+def printed(source, names):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(source, names)
+    return out.getvalue()
+
+
+@per_notebook
+def test_exercises_are_stubs_that_say_what_and_how_long(path):
+    found = exercises(path)
+    assert 2 <= len(found) <= 5
+    for name, stub, checker in found:
+        assert stub.source.rstrip().endswith('"""\n    ...'), f"{name} is a docstring and a hole"
+        assert re.search(r"\b(line|lines|entries)\b", stub.source), f"{name} says how long its hole is"
+        names = namespace(path)
+        exec(stub.source, names)
+        assert printed(checker.source, names) == "not attempted\n", name
+        assert [text_of(output) for output in checker.outputs] == ["not attempted\n"], f"{name}: commit the stub"
+
+
+@per_notebook
+def test_solutions_are_accepted(path):
+    solutions = {}
+    exec((FOLDER / "solutions" / f"{path.stem}.py").read_text(), solutions)
+    for name, _, checker in exercises(path):
+        reply = printed(checker.source, namespace(path) | {name: solutions[name]})
+        assert re.fullmatch(r"ok, \d+ cases?\n", reply), f"{name}: {reply}"
+
+
+@per_notebook
+def test_mistakes_are_refused(path):
+    for name, _, checker in exercises(path):
+        mistakes = MISTAKES.get(path.stem, {}).get(name, [])
+        assert mistakes, f"add a plausible mistake for {name} to MISTAKES"
+        for mistake in mistakes:
+            names = namespace(path)
+            names[name] = eval(mistake, names)
+            assert printed(checker.source, names).startswith("first mismatch: "), f"{name} accepts {mistake}"
+
+
+def test_there_are_no_solutions_without_exercises():
+    assert {path.stem for path in (FOLDER / "solutions").glob("*.py")} == {path.stem for path in NOTEBOOKS}
