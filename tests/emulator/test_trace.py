@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -30,7 +31,7 @@ def test_spans_of_warps_waits_and_agents():
     assert copy.start < copy.end and copy.what == "cp.async.bulk"
     for actor in actors - {"TMA"}:  # a warp does one thing at a time
         mine = sorted((s.start, s.end) for s in trace.spans if s.actor == actor)
-        assert all(a[1] <= b[0] for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(mine))
 
 
 def test_barrier_graph_as_observed():

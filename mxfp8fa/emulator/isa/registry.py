@@ -19,7 +19,7 @@ the warp and see memory, barriers and other warps.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,9 @@ CONFIDENCE = ("documented", "inferred", "unknown")
 _KNOWN_TYPES = (
     *BITS, "b8", "b16", "b32", "b64", "b128", "bf16", "f16x2", "bf16x2", "f32x2", "u16x2", "s16x2", "u8x4", "s8x4"
 )  # fmt: skip
+
+
+_IS_TYPE = re.compile(r"(pred|b\d+|[us]\d+|t?f\d+|bf16|e\dm\d|ue8m0)(x\d+)?").fullmatch
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Definition:
     pattern: str
     opcode: str
     regex: re.Pattern[str]
+    elements: tuple[tuple[tuple[str, ...], bool], ...]
     flags: dict[str, str]
     operands: tuple[OperandSpec, ...]
     function: Callable[..., Any]
@@ -76,6 +80,26 @@ class Definition:
         match = self.regex.fullmatch(qualifiers)
         if match is None:
             return None
+        return self._found(match)
+
+    def modifiers_in_any_order(self, qualifiers: Sequence[str]) -> dict[str, Any] | None:
+        """As `modifiers`, for qualifiers in another order than the ISA's syntax, which ptxas accepts too."""
+        left = list(qualifiers)
+        ordered = []
+        for names, optional in self.elements:
+            chosen = next((q for q in left if q in names), None)
+            if chosen is not None:
+                left.remove(chosen)
+                ordered.append(chosen)
+            elif not optional:
+                return None
+        if left or [q for q in ordered if _IS_TYPE(q)] != [q for q in qualifiers if _IS_TYPE(q)]:
+            return None  # something is over, or the types (result, then source) changed places
+        match = self.regex.fullmatch("".join(f".{q}" for q in ordered))
+        return None if match is None else self._found(match)
+
+    def _found(self, match: re.Match[str]) -> dict[str, Any]:
+        """Keyword arguments from the groups of a match."""
         found: dict[str, Any] = {}
         for group, text in match.groupdict().items():
             if group in self.choices:
@@ -95,6 +119,12 @@ REGISTRY: dict[str, list[Definition]] = {}
 
 def _identifier(text: str) -> str:
     return re.sub(r"\W+", "_", text)
+
+
+def _elements(text: str, choices: dict[str, tuple[str, ...]]) -> tuple[tuple[tuple[str, ...], bool], ...]:
+    """The alternatives of each qualifier of a pattern, and whether it may be absent."""
+    found = re.findall(r"\{\.([^}]+)\}|\.([\w:]+)", text)
+    return tuple((choices.get(optional or plain, (optional or plain,)), bool(optional)) for optional, plain in found)
 
 
 def _compile_qualifiers(text: str, choices: dict[str, tuple[str, ...]]) -> tuple[re.Pattern[str], dict[str, str], str]:
@@ -161,6 +191,7 @@ def define(kind: str, pattern: str, **keywords: Any) -> Callable[[Callable[..., 
                 pattern,
                 opcode[0],
                 regex,
+                _elements(mnemonic[opcode.end() :], choices),
                 flags,
                 operands,
                 function,

@@ -143,15 +143,27 @@ def writer(operand: Any, value_type: str) -> Callable[[Warp, int, np.ndarray, np
 
 
 def match(instruction: syntax.Instruction) -> tuple[Definition, dict[str, Any]] | None:
-    """The definition whose qualifiers, number and kinds of operands fit an instruction."""
+    """The definition whose qualifiers, number and kinds of operands fit an instruction.
+
+    Qualifiers are first read in the order of the ISA's syntax, then in any order.
+    """
     text = "".join(f".{q}" for q in instruction.qualifiers)
-    for definition in REGISTRY.get(instruction.opcode, ()):
-        specs = definition.operands
-        if sum(not s.optional for s in specs) <= len(instruction.operands) <= len(specs):
-            modifiers = definition.modifiers(text)
-            if modifiers is not None and all(map(_fits, specs, instruction.operands)):
-                return definition, modifiers
+    fitting = [d for d in REGISTRY.get(instruction.opcode, ()) if _operands_fit(d, instruction)]
+    for definition in fitting:
+        modifiers = definition.modifiers(text)
+        if modifiers is not None:
+            return definition, modifiers
+    for definition in fitting:
+        modifiers = definition.modifiers_in_any_order(instruction.qualifiers)
+        if modifiers is not None:
+            return definition, modifiers
     return None
+
+
+def _operands_fit(definition: Definition, instruction: syntax.Instruction) -> bool:
+    specs = definition.operands
+    count = len(instruction.operands)
+    return sum(not s.optional for s in specs) <= count <= len(specs) and all(map(_fits, specs, instruction.operands))
 
 
 def _fits(spec: OperandSpec, operand: Any) -> bool:
@@ -356,7 +368,9 @@ def _propagation(
             return [s if s.any() else None for s in rule([t[0] for t in tracked], [zeros(t) for t in tracked])]
         if not definition.moves:
             return at_once(mask, tracked, results, range(len(tracked)))
-        lost = np.zeros(LANES, bool)  # lanes whose choice of bits is itself poison; lanes that are not here do not count
+        lost = np.zeros(
+            LANES, bool
+        )  # lanes whose choice of bits is itself poison; lanes that are not here do not count
         for n, (_, shadow) in zip(names, tracked, strict=True):
             if n not in definition.moves and shadow is not None:
                 lost |= shadow.astype(bool) & mask

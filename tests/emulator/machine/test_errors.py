@@ -129,7 +129,11 @@ END:"""
 
 
 def test_too_many_arrivals():
-    body = " mov.u32 %r9, 16;\n setp.eq.u32 %p1, %r1, 0;\n @%p1 mbarrier.init.shared.b64 [%r2], %r9;\n bar.warp.sync 0xffffffff;\n mbarrier.arrive.shared.b64 _, [%r2], 9;"
+    body = """
+ setp.eq.u32 %p1, %r1, 0;
+ @%p1 mbarrier.init.shared.b64 [%r2], 16;
+ bar.warp.sync 0xffffffff;
+ mbarrier.arrive.shared.b64 _, [%r2], 9;"""
     with pytest.raises(em.BarrierError, match="more arrivals than expected"):
         launch(body, np.zeros(32, np.uint32))
 
@@ -182,7 +186,7 @@ def test_wrong_launches(keywords, kind, text):
 
 
 def test_missing_kernel_is_named():
-    with pytest.raises(em.LaunchError, match="no kernel 'other'.*it has k"):
+    with pytest.raises(em.LaunchError, match=r"no kernel 'other'.*it has k"):
         em.run_ptx(kernel(""), "other", grid=1, block=32)
 
 
