@@ -388,8 +388,16 @@ def _propagation(
 
 
 def _depends_on(node: Value, arguments: set[int]) -> bool:
-    """Whether a node's value depends on one of the arguments."""
-    return (node.op == "arg" and node.attr in arguments) or any(_depends_on(a, arguments) for a in node.args)
+    """Whether a node's value depends on one of the arguments (each shared node is looked at once)."""
+    seen, waiting = {id(node)}, [node]
+    while waiting:
+        current = waiting.pop()
+        if current.op == "arg" and current.attr in arguments:
+            return True
+        new = [a for a in current.args if id(a) not in seen]
+        seen |= {id(a) for a in new}
+        waiting += new
+    return False
 
 
 def _bind_machine(
