@@ -36,7 +36,9 @@ def test_the_address_goes_to_shared_memory(columns):
 
 def test_allocations_do_not_overlap():
     sizes = (256, 128, 64, 32)
-    taken = [c for base, n in zip(one_warp(allocate(*sizes)).tolist(), sizes, strict=False) for c in range(base, base + n)]
+    taken = [
+        c for base, n in zip(one_warp(allocate(*sizes)).tolist(), sizes, strict=False) for c in range(base, base + n)
+    ]
     assert len(set(taken)) == sum(sizes) and max(taken) < 512
 
 
@@ -48,18 +50,22 @@ def test_freed_columns_are_given_again():
 
 @pytest.mark.parametrize("columns", [0, 16, 31, 33, 48, 96, 384, 513, 1024])
 def test_column_counts(columns):
-    with pytest.raises(em.IllegalOperation, match=f"tcgen05.alloc of {columns} columns: allowed are 32, 64, 128, 256, 512"):
+    with pytest.raises(
+        em.IllegalOperation, match=f"tcgen05.alloc of {columns} columns: allowed are 32, 64, 128, 256, 512"
+    ):
         one_warp(allocate(columns))
 
 
 def test_allocations_must_not_grow():
-    with pytest.raises(em.IllegalOperation, match="tcgen05.alloc of 64 columns after one of 32: allocations must not grow"):
+    with pytest.raises(
+        em.IllegalOperation, match=r"tcgen05.alloc of 64 columns after one of 32: allocations must not grow"
+    ):
         one_warp(allocate(32, 64))
     one_warp(allocate(64, 64, 32, 32))
 
 
 def test_no_allocation_after_relinquish():
-    with pytest.raises(em.IllegalOperation, match="after tcgen05.relinquish_alloc_permit"):
+    with pytest.raises(em.IllegalOperation, match=r"after tcgen05.relinquish_alloc_permit"):
         one_warp(allocate(32) + f" {RELINQUISH};\n {ALLOC} [%r3+4], 32;\n")
 
 
@@ -73,7 +79,7 @@ def test_dealloc_must_match(address, columns, known):
 
 
 def test_dealloc_twice():
-    with pytest.raises(em.IllegalOperation, match="allocated is nothing"):
+    with pytest.raises(em.IllegalOperation, match=r"allocated is nothing"):
         one_warp(allocate(64) + f" ld.shared.u32 %a5, [%r3];\n {DEALLOC} %a5, 64;\n {DEALLOC} %a5, 64;\n")
 
 
@@ -126,7 +132,7 @@ def test_both_ctas_of_a_pair_allocate(options):
 
 def test_one_cta_of_a_pair_cannot_allocate_alone():
     body = f" setp.eq.u32 %p1, %r2, 1;\n @%p1 bra OFF;\n {PAIR_ALLOC} [%r3], 64;\nOFF:"
-    with pytest.raises(em.DeadlockError, match="64 columns waits for the other CTA of the pair to allocate too"):
+    with pytest.raises(em.DeadlockError, match=r"64 columns waits for the other CTA of the pair to allocate too"):
         run(body, np.zeros(4, np.uint32), block=32, ctas=2)
 
 
@@ -183,10 +189,12 @@ def test_groups(body, ctas, text):
 
 def test_alloc_needs_the_whole_warp():
     guard = " setp.lt.u32 %p1, %r1, 5;\n"
-    with pytest.raises(em.IllegalOperation, match="tcgen05.alloc is .aligned: all threads of the warp must execute it together"):
+    with pytest.raises(
+        em.IllegalOperation, match=r"tcgen05.alloc is .aligned: all threads of the warp must execute it together"
+    ):
         run(f"{guard} @%p1 {ALLOC} [%r3], 32;", np.zeros(4, np.uint32), block=32)
     lonely = f"{guard} @!%p1 bra REST;\n {ALLOC} [%r3], 32;\nREST:\n @!%p1 bar.warp.sync 0xFFFFFFFF;"
-    with pytest.raises(em.DeadlockError, match="tcgen05.alloc waits for lanes .* of its own warp"):
+    with pytest.raises(em.DeadlockError, match=r"tcgen05.alloc waits for lanes .* of its own warp"):
         run(lonely, np.zeros(4, np.uint32), block=32)
 
 
@@ -198,7 +206,7 @@ KEEP = " mad.wide.u32 %x0, %r1, 4, %rd1;\n st.global.u32 [%x0], %a1;\n"
 
 
 def test_fresh_columns_must_not_reach_global_memory():
-    with pytest.raises(em.PoisonError, match="a value that was never written reaches a store to global memory"):
+    with pytest.raises(em.PoisonError, match=r"a value that was never written reaches a store to global memory"):
         run(LOAD + KEEP, np.zeros(32, np.uint32), block=32, columns=32)
     out = np.zeros(32, np.uint32)
     run(STORE + LOAD + KEEP, out, block=32, columns=32)
@@ -231,7 +239,7 @@ def test_columns_not_allocated(column, reached):
 
 def test_columns_after_dealloc():
     body = f" {ALLOC} [%r3], 32;\n ld.shared.u32 %a0, [%r3];\n {DEALLOC} %a0, 32;\n"
-    with pytest.raises(em.OutOfBounds, match="column 0, which is not allocated"):
+    with pytest.raises(em.OutOfBounds, match=r"column 0, which is not allocated"):
         run(body + " tcgen05.st.sync.aligned.32x32b.x1.b32 [%a0], {%r1};", np.zeros(4, np.uint32), block=32)
 
 
