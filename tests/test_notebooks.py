@@ -113,7 +113,9 @@ def test_it_was_executed_from_top_to_bottom_without_complaint(path):
 
 @per_notebook
 def test_it_names_no_place_and_no_time_of_this_machine(path):
-    forbidden = re.compile(r"(?<![\w.<])/(home|root|tmp|usr|opt|var|mnt|Users)/|[A-Z]:\\|ipykernel_|Wall time|CPU times")
+    forbidden = re.compile(
+        r"(?<![\w.<])/(home|root|tmp|usr|opt|var|mnt|Users)/|[A-Z]:\\|ipykernel_|Wall time|CPU times"
+    )
     for cell in read(path).cells:
         for text in [cell.source, *(text_of(output) for output in cell.get("outputs", []))]:
             assert not forbidden.search(text) and str(ROOT) not in text, f"cell {cell.id}: {forbidden.search(text)}"
