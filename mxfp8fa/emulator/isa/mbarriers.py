@@ -233,14 +233,16 @@ def _wait(
 ) -> Any:
     result = np.zeros(32, bool)
     blocked: tuple[CTA, int, MBarrier] | None = None
-    for lane in indices_of(bits):
-        cta, offset = access.shared_word(warp, ss or "shared::cta", int(a[lane]), 8, "mbarrier wait")
+    lanes = indices_of(bits).tolist()
+    for address in dict.fromkeys(int(a[lane]) for lane in lanes):
+        cta, offset = access.shared_word(warp, ss or "shared::cta", address, 8, "mbarrier wait")
         cta.machine.watch.barrier_used(cta, offset)
         barrier = read(cta, offset)
-        result[lane] = passed(barrier, int(lane))
-        if result[lane]:
+        same = [lane for lane in lanes if int(a[lane]) == address]
+        result[same] = [passed(barrier, lane) for lane in same]
+        if result[same].any():
             cta.machine.watch.acquire(key(cta, offset))
-        else:
+        if not result[same].all():
             cta.machine.watch.barrier_missed(cta, offset, 1 - barrier.phase)
             blocked = (cta, offset, barrier)
     if blocked is None or not blocking or warp.group.timed_out:
