@@ -415,7 +415,9 @@ def _bind_machine(
     ]
     function = definition.function
     late = definition.extra.get("late", False)
-    registers = frozenset(registers_of(instruction))
+    targets = frozenset(
+        _registers_in([operand for _, operand, _ in _flatten(instruction, definition, modifiers, outputs=True)])
+    )
 
     def deliver(warp: Warp, bits: int, result: Any) -> None:
         for write, item in zip(writers, result if isinstance(result, list) else [result], strict=True):
@@ -427,7 +429,7 @@ def _bind_machine(
         if result is None or isinstance(result, Outcome):
             return result
         if late:
-            warp.defer(registers, lambda: deliver(warp, bits, result.read()), result.done)
+            warp.defer(targets, lambda: deliver(warp, bits, result.read()), result.done)
         else:
             deliver(warp, bits, result)
         return None
@@ -437,7 +439,11 @@ def _bind_machine(
 
 def registers_of(instruction: syntax.Instruction) -> Iterator[int]:
     """Ids of all registers an instruction names."""
-    pending: list[Any] = [*instruction.operands, instruction.guard]
+    return _registers_in([*instruction.operands, instruction.guard])
+
+
+def _registers_in(operands: Sequence[Any]) -> Iterator[int]:
+    pending = list(operands)
     while pending:
         operand = pending.pop()
         if isinstance(operand, syntax.Register):

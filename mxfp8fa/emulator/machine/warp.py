@@ -138,6 +138,8 @@ class Warp:
         self.local: Any = None
         self.extra: dict[str, Any] = {}
         self.pending: list[tuple[frozenset[int], Callable[[], None]]] = []
+        self._late: set[int] = set()  # registers that are poison until wait::ld, and those they were moved to
+        self._late_moves: list[tuple[int, int]] = []  # (pc, threads)
         self.spin_signatures: set[Any] = set()
         self.spin_epoch = -1
         self.spinning = False
@@ -175,7 +177,9 @@ class Warp:
     def defer(self, registers: frozenset[int], deliver: Callable[[], None], done: Callable[[], None]) -> None:
         """A load into `registers` was issued: deliver now (eager), or when a register is named or the load is waited for.
 
-        The addresses it reads may change until then, as they may on the hardware.
+        The addresses it reads may change until then, as they may on the hardware. Under wait_ld="required" the registers
+        are poison until the wait; moves of them in between are made good then, because compilers pack registers into
+        pairs before the wait.
         """
         options = self.machine.options
 
@@ -187,6 +191,7 @@ class Warp:
             for register in registers:
                 self.write(register, self.regs[register], self.group.bits, ~np.zeros_like(self.regs[register]))
             self.pending.append((frozenset(), complete))
+            self._late |= registers
         elif options.schedule == "eager" or (options.schedule == "random" and self.machine.rng.random() < 0.5):
             deliver()
             if self.machine.watch.watching:
@@ -199,10 +204,17 @@ class Warp:
         pending, self.pending = self.pending, []
         for _, deliver in pending:
             deliver()
+        moves, self._late_moves = self._late_moves, []
+        self._late.clear()
+        for pc, bits in moves:
+            self.program.steps[pc](self, bits)
 
     def _settle(self, pc: int) -> None:
         """Deliver the late loads whose registers instruction pc names."""
         named = self.program.registers_named(pc)
+        if self._late & named and self.program.instructions[pc].mnemonic.startswith("mov."):
+            self._late |= named
+            self._late_moves.append((pc, self.group.bits))
         due = [item for item in self.pending if item[0] & named]
         self.pending = [item for item in self.pending if not item[0] & named]
         for _, deliver in due:
