@@ -138,13 +138,13 @@ def registers(count: int, name: str = "a", first: int = 0) -> str:
     return "{" + ", ".join(f"%{name}{first + i}" for i in range(count)) + "}"
 
 
-def _columns_loop(columns: int, first: int, step: str) -> str:
-    """`step` for every 8 columns: %x0 is the global address of the row's next word, %b0 that of its cell."""
+def _columns_loop(columns: int, first: int, step: str, width: int) -> str:
+    """`step` for every `width` columns: %x0 is the global address of the row's next word, %b0 that of its cell."""
     n = next(_waits)
     return f"""
  {{ shl.b32 %b0, %warp, 21; add.u32 %b0, %b0, %r5; add.u32 %b0, %b0, {first}; mov.b32 %a1, 0;
  C{n}: {step}
- add.u64 %x0, %x0, 32; add.u32 %b0, %b0, 8; add.u32 %a1, %a1, 8; setp.lt.u32 %p0, %a1, {columns};
+ add.u64 %x0, %x0, {4 * width}; add.u32 %b0, %b0, {width}; add.u32 %a1, %a1, {width}; setp.lt.u32 %p0, %a1, {columns};
  @%p0 bra C{n}; }}
 """
 
@@ -152,19 +152,21 @@ def _columns_loop(columns: int, first: int, step: str) -> str:
 def tensor_in(offset_bytes: int, columns: int, first: int = 0) -> str:
     """Fill columns first.. of tensor memory from this CTA's input: 128 rows of `columns` words at an offset."""
     assert columns % 8 == 0
+    width = 32 if columns % 32 == 0 else 8
     row = f" mul.lo.u32 %a0, %r1, {4 * columns}; cvt.u64.u32 %x0, %a0; add.u64 %x0, %x0, %rd3; add.u64 %x0, %x0, {offset_bytes};\n"
-    step = "".join(f"ld.global.v4.b32 {registers(4, 'a', 4 + i)}, [%x0+{4 * i}]; " for i in (0, 4))
-    step += f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%b0], {registers(8, 'a', 4)};"
-    return row + _columns_loop(columns, first, step) + " tcgen05.wait::st.sync.aligned; bar.sync 0;\n"
+    step = "".join(f"ld.global.v4.b32 {registers(4, 'a', 4 + i)}, [%x0+{4 * i}]; " for i in range(0, width, 4))
+    step += f"tcgen05.st.sync.aligned.32x32b.x{width}.b32 [%b0], {registers(width, 'a', 4)};"
+    return row + _columns_loop(columns, first, step, width) + " tcgen05.wait::st.sync.aligned; bar.sync 0;\n"
 
 
 def tensor_out(columns: int, first: int = 0) -> str:
     """Write `columns` columns of tensor memory to `out`: (CTA, 128 lanes, columns) words."""
     assert columns % 8 == 0
+    width = 32 if columns % 32 == 0 else 8
     row = f" mad.lo.u32 %a0, %r2, 128, %r1; mul.wide.u32 %x0, %a0, {4 * columns}; add.u64 %x0, %x0, %rd1;\n"
-    step = f"tcgen05.ld.sync.aligned.32x32b.x8.b32 {registers(8, 'a', 4)}, [%b0]; tcgen05.wait::ld.sync.aligned; "
-    step += "".join(f"st.global.v4.b32 [%x0+{4 * i}], {registers(4, 'a', 4 + i)}; " for i in (0, 4))
-    return row + _columns_loop(columns, first, step)
+    step = f"tcgen05.ld.sync.aligned.32x32b.x{width}.b32 {registers(width, 'a', 4)}, [%b0]; tcgen05.wait::ld.sync.aligned; "
+    step += "".join(f"st.global.v4.b32 [%x0+{4 * i}], {registers(4, 'a', 4 + i)}; " for i in range(0, width, 4))
+    return row + _columns_loop(columns, first, step, width)
 
 
 def aligned(array: np.ndarray, alignment: int = 64) -> np.ndarray:

@@ -29,7 +29,7 @@ def test_moves_may_come_before_the_wait(schedule):
 
 
 def test_arithmetic_may_not():
-    with pytest.raises(em.EmulationError, match="never written"):
+    with pytest.raises(em.EmulationError, match=r"never written"):
         result("add.u32 %b4, %b2, 1; add.u32 %b5, %b3, 1;")
 
 
