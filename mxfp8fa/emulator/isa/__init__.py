@@ -6,6 +6,7 @@ from mxfp8fa.emulator.isa import (  # noqa: F401
     barrier,
     bits,
     calls,
+    carry,
     compare,
     control,
     convert,

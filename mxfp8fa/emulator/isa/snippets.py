@@ -89,7 +89,8 @@ def qualifier_choices(definition: Definition) -> list[list[str]]:
 def _operands(
     definition: Definition, modifiers: dict[str, Any], *, optional: bool
 ) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
-    inputs, outputs = [], []
+    inputs: list[Operand] = []
+    outputs: list[Operand] = []
     for spec in definition.operands:
         if spec.optional and not optional:
             continue

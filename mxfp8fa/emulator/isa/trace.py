@@ -21,6 +21,8 @@ def _graph(
     mods = dict(modifiers)
     specs = [s for s in definition.operands if not s.output][:count]
     types = [definition.operand_type(s.type, mods) for s in specs]
+    if definition.extra.get("carry_in"):  # the carry flag, which no operand names, is the last argument
+        types = [*types[: len(specs)], "pred"]
     result = definition.function(*(arg(i, t) for i, t in enumerate(types)), **mods)
     outputs = list(result) if isinstance(result, tuple) else [result]
     return outputs, types, [o.type for o in outputs]

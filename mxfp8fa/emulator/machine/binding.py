@@ -248,6 +248,9 @@ def _bind_pure(
 ) -> Step:
     inputs = _flatten(instruction, definition, modifiers, outputs=False)
     outputs = _flatten(instruction, definition, modifiers, outputs=True)
+    carry = (OperandSpec("carry", "pred"), syntax.Register("CC.CF", "pred", program.carry_register), "pred")
+    inputs += [carry] if definition.extra.get("carry_in") else []
+    outputs += [carry] if definition.extra.get("carry_out") else []
     nodes, _, result_types = trace.graph(definition, modifiers, len(inputs))
     evaluate = trace.compiled(definition, modifiers, len(inputs))
     readers = [reader(operand, t, program) for _, operand, t in inputs]

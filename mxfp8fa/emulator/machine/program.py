@@ -39,7 +39,8 @@ class Program:
         }
         self._named: dict[int, frozenset[int]] = {}
         self._initialise()
-        self.blank_registers = [_blank(r) for r in kernel.registers]
+        self.carry_register = len(kernel.registers)  # the condition code CC.CF, which instructions do not name
+        self.blank_registers = [*(_blank(r) for r in kernel.registers), np.zeros(32, np.bool_)]
         self.blank_shadow: list[np.ndarray | None] = [~b for b in self.blank_registers]
         self.steps: list[Step] = self._bind()
         self.counts = [0] * len(self.steps)
