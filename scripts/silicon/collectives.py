@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from silicon.inputs import float_edges, integer_edges, random_words
 
 from mxfp8fa.emulator.isa.snippets import Form
+from silicon.inputs import float_edges, integer_edges, random_words
 
 LANES = 32
 WARPS = 256

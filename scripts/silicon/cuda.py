@@ -7,8 +7,11 @@ import subprocess
 import time
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from typing import Any
 
 import numpy as np
+
+from mxfp8fa.emulator.host.tensormap import MAP_BYTES, TiledMap
 
 _LOG_BYTES = 1 << 18
 _JIT_ERROR_LOG_BUFFER, _JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 5, 6
@@ -16,7 +19,28 @@ _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR = 75, 76
 _FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 _LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4
 _NOT_READY = 600
-_PTX_VERSIONS = ("9.9", "9.8", "9.7", "9.6", "9.5", "9.4", "9.3", "9.2", "9.1", "9.0", "8.8", "8.7", "8.6", "8.5", "8.4", "8.3", "8.2", "8.1", "8.0", "7.8")
+_PTX_VERSIONS = (
+    "9.9",
+    "9.8",
+    "9.7",
+    "9.6",
+    "9.5",
+    "9.4",
+    "9.3",
+    "9.2",
+    "9.1",
+    "9.0",
+    "8.8",
+    "8.7",
+    "8.6",
+    "8.5",
+    "8.4",
+    "8.3",
+    "8.2",
+    "8.1",
+    "8.0",
+    "7.8",
+)
 
 
 class CudaError(Exception):
@@ -45,9 +69,13 @@ class _LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
-        ("grid", c_uint * 3), ("block", c_uint * 3), ("shared_bytes", c_uint), ("stream", c_void_p),
-        ("attributes", POINTER(_LaunchAttribute)), ("attribute_count", c_uint),
-    )  # fmt: skip
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_LaunchAttribute)),
+        ("attribute_count", c_uint),
+    )
 
 
 class Module:
@@ -129,7 +157,9 @@ class Device:
         """The newest PTX version that the driver's compiler takes."""
         for version in () if self._ptx_version else _PTX_VERSIONS:
             try:
-                self.load(f".version {version}\n.target {self.target}\n.address_size 64\n.visible .entry probe() {{ ret; }}\n").unload()
+                self.load(
+                    f".version {version}\n.target {self.target}\n.address_size 64\n.visible .entry probe() {{ ret; }}\n"
+                ).unload()
             except AssemblyError:
                 continue
             self._ptx_version = version
@@ -146,6 +176,25 @@ class Device:
         if status:
             raise AssemblyError(log.value.decode(errors="replace") or self._error(status))
         return Module(self, handle)
+
+    def tensor_map(self, tensor: TiledMap, base: int) -> ctypes.Array[c_ubyte]:
+        """The driver's encoding of a tensor map whose address is counted from `base`, as a kernel parameter."""
+        buffer = (c_ubyte * (2 * MAP_BYTES))()
+        encoded = (c_ubyte * MAP_BYTES).from_buffer(buffer, -ctypes.addressof(buffer) % 64)
+        rank = len(tensor.dims)
+        self.call(
+            "cuTensorMapEncodeTiled",
+            byref(encoded),
+            c_int(tensor.data_type),
+            c_uint(rank),
+            c_void_p(base + tensor.address),
+            (c_uint64 * rank)(*tensor.dims),
+            (c_uint64 * rank)(*tensor.strides_bytes),
+            (c_uint * rank)(*tensor.box),
+            (c_uint * rank)(*tensor.element_strides),
+            *(c_int(getattr(tensor, k)) for k in ("interleave", "swizzle", "l2_promotion", "oob_fill")),
+        )
+        return encoded
 
     def upload(self, array: np.ndarray) -> c_uint64:
         """Device address of a copy of an array."""
@@ -172,12 +221,21 @@ class Device:
         self.call("cuMemFree_v2", address)
 
     def launch(
-        self, function: c_void_p, grid: Sequence[int], block: Sequence[int], parameters: Sequence[ctypes._SimpleCData],
-        *, cluster: Sequence[int] = (1, 1, 1), shared_bytes: int = 0, seconds: float = 10.0,
-    ) -> None:  # fmt: skip
+        self,
+        function: c_void_p,
+        grid: Sequence[int],
+        block: Sequence[int],
+        parameters: Sequence[Any],
+        *,
+        cluster: Sequence[int] = (1, 1, 1),
+        shared_bytes: int = 0,
+        seconds: float = 10.0,
+    ) -> None:
         """Run a kernel to its end; HangError when it takes longer than `seconds`."""
         if shared_bytes:
-            self.call("cuFuncSetAttribute", function, c_int(_FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES), c_int(shared_bytes))
+            self.call(
+                "cuFuncSetAttribute", function, c_int(_FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES), c_int(shared_bytes)
+            )
         config = _LaunchConfig((c_uint * 3)(*grid), (c_uint * 3)(*block), shared_bytes, None, None, 0)
         attribute = _LaunchAttribute(_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
         attribute.value[:3] = list(cluster)

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-from silicon import collectives
-from silicon.inputs import COUNT, FLOATS, PACKED, pool, unary_pool
 
 from mxfp8fa.emulator.isa import trace
 from mxfp8fa.emulator.isa.snippets import Form, Operand, forms
 from mxfp8fa.emulator.lanes import LANES, raw_dtype
 from mxfp8fa.emulator.values import BITS
+from silicon import collectives
+from silicon.inputs import COUNT, FLOATS, PACKED, pool, unary_pool
 
+_TYPES = {n: k.bits for n, k in FLOATS.items()} | {n: np.dtype(d).itemsize * 8 for n, (_, d) in PACKED.items()}
+_TYPES |= {f"{letter}{width}": width for letter in "bus" for width in (8, 16, 32, 64)}
 IMMEDIATE_COUNT = 128  # inputs per constant, for forms that are executed once for each of many constants
 
 
@@ -23,18 +25,22 @@ def all_forms() -> dict[str, Form]:
     return {f.key: f for f in forms()}
 
 
-def kind_of(operand: Operand, form: Form) -> str:
-    """The kind of input values for an operand (see `inputs.pool`).
+def kind_of(operand: Operand, form: Form, *, output: bool = False) -> str:
+    """The kind of values an operand holds (see `inputs.pool`).
 
-    Raw words get float values where the mnemonic names a float format of their width (the last one: cvt's source).
+    An operand that the pattern calls by an unsigned type may hold packed or bfloat16 numbers: the mnemonic says so by
+    its last type (cvt's source), for outputs by its first.
     """
-    if operand.ptx_type in FLOATS or operand.ptx_type in PACKED or operand.type == "pred":
-        return operand.ptx_type if operand.type != "pred" else "pred"
+    if operand.type == "pred":
+        return "pred"
+    if operand.ptx_type in FLOATS or operand.ptx_type in PACKED:
+        return operand.ptx_type
     width = BITS[operand.type]
     if operand.type[0] == "u":
-        for q in reversed(form.mnemonic.split(".")[1:]):
-            if (q in FLOATS and FLOATS[q].bits == width) or (q in PACKED and np.dtype(PACKED[q][1]).itemsize * 8 == width):
-                return q
+        types = [q for q in form.mnemonic.split(".")[1:] if q in _TYPES]
+        name = (types or [""])[0 if output else -1]
+        if _TYPES.get(name) == width and (name in FLOATS or name in PACKED):
+            return name
     return operand.type if operand.type in FLOATS else f"i{width}"
 
 
@@ -62,14 +68,18 @@ def emulate(form: Form, arrays: list[np.ndarray], active: np.ndarray) -> list[np
 def _with_constant(form: Form, arrays: list[np.ndarray], constant: int) -> list[np.ndarray]:
     remaining = iter(arrays)
     n = len(arrays[0])
-    return [np.full(n, constant, raw_dtype(o.type)) if o.name == form.immediate else next(remaining) for o in form.inputs]
+    return [
+        np.full(n, constant, raw_dtype(o.type)) if o.name == form.immediate else next(remaining) for o in form.inputs
+    ]
 
 
 def _full(result: np.ndarray, count: int) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(result, (count,)) if np.size(result) == 1 else result)
 
 
-def _emulate_warps(form: Form, evaluate: Callable[..., tuple[np.ndarray, ...]], arrays: list[np.ndarray], active: np.ndarray) -> list[np.ndarray]:
+def _emulate_warps(
+    form: Form, evaluate: Callable[..., tuple[np.ndarray, ...]], arrays: list[np.ndarray], active: np.ndarray
+) -> list[np.ndarray]:
     """Results of a collective; lanes that do not execute it keep zero, as in the kernel."""
     outputs = [np.zeros(len(active), raw_dtype(o.type)) for o in form.outputs]
     for start in range(0, len(active), LANES):
@@ -102,6 +112,12 @@ def _member_source(form: Form, arrays: list[np.ndarray], active: np.ndarray, eve
     return [(arrays[3] >> source & 1).astype(bool) | ~active, everywhere[1]]
 
 
+def _byte_counts(form: Form, arrays: list[np.ndarray], active: np.ndarray, everywhere: Masks) -> Masks:
+    """Position and length of a bit field are "restricted to the 8-bit value range 0..255" (PTX ISA, bfe and bfi)."""
+    position, length = arrays[-2:]
+    return [(position < 256) & (length < 256)]
+
+
 def _small_base(form: Form, arrays: list[np.ndarray], active: np.ndarray, everywhere: Masks) -> Masks:
     """fns with a base above 31 is undefined (PTX ISA, fns)."""
     return [arrays[1] < 32]
@@ -112,4 +128,6 @@ _DEFINED: dict[str, Callable[[Form, list[np.ndarray], np.ndarray, Masks], Masks]
     "rem": _nonzero_divisor,
     "shfl": _member_source,
     "fns": _small_base,
+    "bfe": _byte_counts,
+    "bfi": _byte_counts,
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -73,13 +73,50 @@ def _fill(values: list[int], seed: str, width: int) -> np.ndarray:
     return np.array(found, np.uint64)
 
 
-@lru_cache(maxsize=None)
+@cache
 def integer_edges(width: int) -> np.ndarray:
     """Edge values of an integer type: small numbers, shift amounts around the widths, extremes, bit patterns."""
     top = 1 << width
-    values = [0, 1, -1, 2, -2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 127, 128, 129, 255, 256, 257, 288]
+    values = [
+        0,
+        1,
+        -1,
+        2,
+        -2,
+        3,
+        4,
+        5,
+        7,
+        8,
+        9,
+        15,
+        16,
+        17,
+        24,
+        31,
+        32,
+        33,
+        48,
+        63,
+        64,
+        65,
+        127,
+        128,
+        129,
+        255,
+        256,
+        257,
+        288,
+    ]
     values += [top // 2 - 1, top // 2, top // 2 + 1, top - 3, top // 4, 1 << width // 2, (1 << width // 2) - 1]
-    values += [int("55" * 8, 16), int("AA" * 8, 16), int("0F" * 8, 16), int("8000" * 4, 16), int("7FFF" * 4, 16), int("FF00" * 4, 16)]
+    values += [
+        int("55" * 8, 16),
+        int("AA" * 8, 16),
+        int("0F" * 8, 16),
+        int("8000" * 4, 16),
+        int("7FFF" * 4, 16),
+        int("FF00" * 4, 16),
+    ]
     values += [-128, -129, -32768, -32769, 32767, 65535, 65536, 0x7654, 0x3210, 0xFEDC, 0x1F1F, 0x010203, 0x80FF7F01]
     return _fill(values, f"i{width}", width)
 
@@ -92,23 +129,57 @@ def _random_integers(width: int, seed: str) -> np.ndarray:
     power = (np.uint64(1) << length) + _pick(seed + " nudge", RANDOM, 3) - np.uint64(1)
     short = words >> (np.uint64(63) - length)
     short = np.where(words & np.uint64(1), short, ~short)
-    values = np.where(choice < 4, words % np.uint64(81), np.where(choice < 6, power, np.where(choice < 10, short, words)))
+    values = np.where(
+        choice < 4, words % np.uint64(81), np.where(choice < 6, power, np.where(choice < 10, short, words))
+    )
     return values & np.uint64((1 << width) - 1)
 
 
-@lru_cache(maxsize=None)
+@cache
 def float_edges(name: str) -> np.ndarray:
     """Edge values of a float format: zeros, subnormals, ends of the range, values around 1, integers' limits, NaNs."""
     kind = FLOATS[name]
-    m, one, inf = kind.mantissa_bits, kind.bias << kind.mantissa_bits, ((1 << kind.exponent_bits) - 1) << kind.mantissa_bits
+    m, one, inf = (
+        kind.mantissa_bits,
+        kind.bias << kind.mantissa_bits,
+        ((1 << kind.exponent_bits) - 1) << kind.mantissa_bits,
+    )
     quiet = 1 << (m - 1)
-    positive = [0, 1, 2, (1 << m) - 1, 1 << m, (1 << m) + 1, one, one + 1, one - 1, one + quiet, one - (1 << m), one + (1 << m), inf - 1, inf]
+    positive = [
+        0,
+        1,
+        2,
+        (1 << m) - 1,
+        1 << m,
+        (1 << m) + 1,
+        one,
+        one + 1,
+        one - 1,
+        one + quiet,
+        one - (1 << m),
+        one + (1 << m),
+        inf - 1,
+        inf,
+    ]
     positive += [inf | quiet, inf | 1, inf | quiet | 5, inf | ((1 << m) - 1)]
     values = [p | sign << (kind.bits - 1) for p in positive for sign in (0, 1)]
     for x in (2.5, 3.5, 127.5, 255.5, 448.0, 464.0, 480.0, 32767.5, 57344.0, 61440.0, 65504.0, 65519.0, 65520.0, 2.0**31, 2.0**32, 2.0**63, 2.0**64,
               2.0**-6, 2.0**-9, 2.0**-10, 1.5 * 2.0**-10, 2.0**-14, 2.0**-17, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 3.0, 6.0, 7.0, 28.0):  # fmt: skip
         values.append(_encode(x, kind))
     values += [_encode(-x, kind) for x in (0.5, 2.5, 128.5, 448.0, 2.0**31)]
+    reciprocal_of_smallest = _encode(2.0 ** (kind.bias - 1), kind)
+    values += [reciprocal_of_smallest + n for n in (-1, 0, 1)]
+    if name == "f64":  # where conversion to f32 rounds up to the smallest normal number, to a subnormal, to infinity
+        values += [
+            _encode(x, kind)
+            for x in (
+                2.0**-126 * (1 - 2.0**-25),
+                2.0**-126 * (1 - 2.0**-24),
+                2.0**-150,
+                2.0**-150 * (1 + 2.0**-40),
+                2.0**128 * (1 - 2.0**-25),
+            )
+        ]
     return _fill(values, name, kind.bits)
 
 
@@ -159,17 +230,28 @@ def _random_floats(kind: FloatKind, seed: str) -> np.ndarray:
 
 
 def _related(values: np.ndarray, before: list[np.ndarray], width: int, kind: FloatKind | None, seed: str) -> np.ndarray:
-    """values, a third of them replaced by something near what the operands before combine to."""
+    """values, half of them replaced by something near what the operands before combine to."""
     words = random_words(seed + " related", RANDOM)
     nudge = (words >> np.uint64(8)) % np.uint64(5) - np.uint64(2)
     nudge = np.where(words >> np.uint64(16) & np.uint64(1), nudge, np.uint64(0))
-    target = before[0]
-    if len(before) == 2 and kind is not None:
-        with np.errstate(all="ignore"):
-            target = from_float64(to_float64(before[0], kind) * to_float64(before[1], kind), kind)
+    target = before[0] if kind is None else _float_target(before, kind, words >> np.uint64(24))
     flip = (words >> np.uint64(20) & np.uint64(1)) << np.uint64(width - 1) if kind is not None else np.uint64(0)
     near = ((target ^ flip) + nudge) & np.uint64((1 << width) - 1)
-    return np.where(words % np.uint64(3) == 0, near, values)
+    return np.where(words & np.uint64(1), near, values)
+
+
+def _float_target(before: list[np.ndarray], kind: FloatKind, choice: np.ndarray) -> np.ndarray:
+    """Second operand: the first (sums cancel), or what makes product or quotient the smallest normal number; third: the
+    product of the first two, or its distance from the smallest normal number."""
+    smallest = to_float64(np.array([1 << kind.mantissa_bits], np.uint64), kind)[0]
+    a = to_float64(before[0], kind)
+    with np.errstate(all="ignore"):
+        if len(before) == 1:
+            options = [before[0], from_float64(smallest / a, kind), from_float64(a / smallest, kind)]
+        else:
+            product = a * to_float64(before[1], kind)
+            options = [from_float64(product, kind), from_float64(product, kind), from_float64(smallest - product, kind)]
+    return np.choose((choice % np.uint64(3)).astype(np.int64), options)
 
 
 def _edge_index(position: int) -> np.ndarray:
@@ -181,7 +263,7 @@ def _edge_index(position: int) -> np.ndarray:
     return _pick(f"edge {position}", EDGES**2, EDGES).astype(np.int64)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _words(name: str, position: int) -> np.ndarray:
     """pool(name, position) of a scalar kind, as 64-bit words."""
     kind, seed = FLOATS.get(name), f"{name} {position}"
@@ -193,7 +275,7 @@ def _words(name: str, position: int) -> np.ndarray:
     return np.concatenate([edges[_edge_index(position)], values])
 
 
-@lru_cache(maxsize=None)
+@cache
 def pool(kind: str, position: int) -> np.ndarray:
     """COUNT inputs of a kind for operand number `position`, as unsigned bits of its width (bool for pred).
 
@@ -209,7 +291,7 @@ def pool(kind: str, position: int) -> np.ndarray:
     return _words(kind, position).astype(getattr(np, f"uint{width}"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def unary_pool(kind: str) -> np.ndarray:
     """Inputs for an instruction with one operand: every value of up to 16 bits (in each half, if packed), else UNARY_COUNT."""
     if kind == "pred":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from mxfp8fa.emulator.host.tensormap import TiledMap
 from silicon.inputs import random_words
 
 ENTRY = "program"
@@ -23,6 +25,8 @@ class Program:
         grid, block, cluster: numbers of CTAs, threads of a CTA, CTAs of a cluster (one dimension).
         unordered: results come in an order that the ISA leaves open: compare them as a multiset.
         minimum: smallest compute capability, times ten.
+        illegal: the kernel breaks a rule: the GPU should fault, and the emulator refuse.
+        tensor: a tensor map (its address is counted from `input`), passed as a third parameter named `map`.
     """
 
     name: str
@@ -35,6 +39,8 @@ class Program:
     cluster: int = 1
     unordered: bool = False
     minimum: int = 80
+    illegal: bool = False
+    tensor: TiledMap | None = None
 
     @property
     def threads(self) -> int:
@@ -65,7 +71,12 @@ class Code:
 
     def put(self, register: str) -> None:
         """Store a register (%r, %d, %h, %p) as the thread's next result, zero-extended."""
-        widen = {"r": "cvt.u64.u32 %result, {};", "d": "mov.b64 %result, {};", "h": "cvt.u64.u16 %result, {};", "p": "selp.b64 %result, 1, 0, {};"}
+        widen = {
+            "r": "cvt.u64.u32 %result, {};",
+            "d": "mov.b64 %result, {};",
+            "h": "cvt.u64.u16 %result, {};",
+            "p": "selp.b64 %result, 1, 0, {};",
+        }
         self(widen[register[1]].format(register))
         self(f"st.global.b64 [%slot+{SLOT_BYTES * self.results}], %result;")
         self.results += 1
@@ -78,16 +89,30 @@ class Code:
         """Add a declaration inside the kernel."""
         self.head.append(text)
 
-    def build(self, name: str, covers: str, inputs: np.ndarray | None = None, *, module: str = "", directives: str = "", **options: object) -> Program:
+    def build(
+        self,
+        name: str,
+        covers: str,
+        inputs: np.ndarray | None = None,
+        *,
+        module: str = "",
+        directives: str = "",
+        **options: object,
+    ) -> Program:
         """The finished Program; without inputs each thread gets a random word."""
         prologue = f"""
         mov.u32 %tx, %tid.x; mov.u32 %lane, %laneid; mov.u32 %cta, %ctaid.x; mov.u32 %thread, %ntid.x;
         shr.u32 %warp, %tx, 5; mad.lo.u32 %thread, %cta, %thread, %tx;
         ld.param.u64 %in, [input]; ld.param.u64 %out, [output];
         mad.wide.u32 %mine, %thread, {SLOT_BYTES}, %in; mad.wide.u32 %slot, %thread, {SLOT_BYTES * self.results}, %out;"""
-        registers = ".reg .b32 %r<200>, %tx, %lane, %warp, %cta, %thread; .reg .b64 %d<100>, %in, %out, %mine, %slot, %result; .reg .b16 %h<50>; .reg .pred %p<50>;"
-        body = "\n    ".join([*self.head, registers, *(line.strip() for line in prologue.strip().split("\n")), *self.lines, "ret;"])
-        ptx = f"{module}\n.visible .entry {ENTRY}(.param .u64 input, .param .u64 output) {directives}\n{{\n    {body}\n}}\n"
+        registers = ".reg .b32 %r<200>, %tx, %lane, %warp, %cta, %thread; .reg .b16 %h<50>; .reg .pred %p<50>; "
+        registers += ".reg .b64 %d<100>, %in, %out, %mine, %slot, %result;"
+        body = "\n    ".join(
+            [*self.head, registers, *(line.strip() for line in prologue.strip().split("\n")), *self.lines, "ret;"]
+        )
+        tensor = ", .param .align 64 .b8 map[128]" if options.get("tensor") else ""
+        parameters = f".param .u64 input, .param .u64 output{tensor}"
+        ptx = f"{module}\n.visible .entry {ENTRY}({parameters}) {directives}\n{{\n    {body}\n}}\n"
         program = Program(name, covers, ptx, np.zeros(0, np.uint64), self.results, **options)  # type: ignore[arg-type]
-        given = random_words(name, program.threads) if inputs is None else inputs
-        return Program(name, covers, ptx, given.astype(np.uint64), self.results, **options)  # type: ignore[arg-type]
+        given = random_words(name, program.threads) if inputs is None else inputs.astype(np.uint64)
+        return replace(program, inputs=given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from silicon.inputs import integer_edges, random_words
 from silicon.programs.code import Code, Program
 
@@ -30,7 +31,12 @@ def _stages(count: int) -> Code:
 
 def _sizes() -> Program:
     code = _stages(4)
-    copies = ("ca.shared.global [%r1], [%d0], 4", "ca.shared.global [%r1+520], [%d0+8], 8", "ca.shared.global [%r1+1024], [%d0], 16", "cg.shared::cta.global.L2::128B [%r1+1536], [%d0], 16")
+    copies = (
+        "ca.shared.global [%r1], [%d0], 4",
+        "ca.shared.global [%r1+520], [%d0+8], 8",
+        "ca.shared.global [%r1+1024], [%d0], 16",
+        "cg.shared::cta.global.L2::128B [%r1+1536], [%d0], 16",
+    )
     code(" ".join(f"cp.async.{c};" for c in copies))
     code("cp.async.wait_all;")
     for i in range(4):
@@ -41,17 +47,27 @@ def _sizes() -> Program:
 def _zero_fill() -> Program:
     code = _stages(3)
     code("rem.u32 %r2, %tx, 5; rem.u32 %r3, %tx, 9; rem.u32 %r4, %tx, 17;")
-    code("cp.async.ca.shared.global [%r1], [%d0], 4, %r2; cp.async.ca.shared.global [%r1+512], [%d0], 8, %r3; cp.async.cg.shared.global [%r1+1024], [%d0], 16, %r4;")
+    code("""
+        cp.async.ca.shared.global [%r1], [%d0], 4, %r2; cp.async.ca.shared.global [%r1+512], [%d0], 8, %r3;
+        cp.async.cg.shared.global [%r1+1024], [%d0], 16, %r4;
+    """)
     code("cp.async.commit_group; cp.async.wait_group 0;")
     for i in range(3):
         _put_stage(code, STAGE_BYTES * i)
-    return code.build("cp_async.zero_fill", "cp.async with every source size from 0 to the copy size: the rest is zero", random_words("fill", 64))
+    return code.build(
+        "cp_async.zero_fill",
+        "cp.async with every source size from 0 to the copy size: the rest is zero",
+        random_words("fill", 64),
+    )
 
 
 def _ignore_source() -> Program:
     code = _stages(2)
     code("and.b32 %r2, %tx, 3; setp.eq.u32 %p0, %r2, 1;")
-    code("cp.async.ca.shared.global [%r1], [%d0], 8, %p0; cp.async.cg.shared.global [%r1+512], [%d0], 16, %p0; cp.async.wait_all;")
+    code("""
+        cp.async.ca.shared.global [%r1], [%d0], 8, %p0; cp.async.cg.shared.global [%r1+512], [%d0], 16, %p0;
+        cp.async.wait_all;
+    """)
     for i in range(2):
         _put_stage(code, STAGE_BYTES * i)
     return code.build("cp_async.ignore_source", "cp.async with ignore-src", random_words("ignore", 64))
@@ -71,8 +87,14 @@ def _groups() -> Program:
 def _to_barrier(noinc: bool) -> Program:
     code = _stages(1)
     code.shared("barrier", 8, 8)
-    code(f"mov.u32 %r5, barrier; setp.eq.u32 %p0, %tx, 0; @%p0 mbarrier.init.shared.b64 [%r5], {64 if noinc else 32}; bar.sync 0;")
-    code(f"cp.async.cg.shared.global [%r1], [%d0], 16; cp.async.mbarrier.arrive{'.noinc' if noinc else ''}.shared.b64 [%r5];")
+    code(f"""
+        mov.u32 %r5, barrier; setp.eq.u32 %p0, %tx, 0;
+        @%p0 mbarrier.init.shared.b64 [%r5], {64 if noinc else 32}; bar.sync 0;
+    """)
+    code(f"""
+        cp.async.cg.shared.global [%r1], [%d0], 16;
+        cp.async.mbarrier.arrive{".noinc" if noinc else ""}.shared.b64 [%r5];
+    """)
     code("mbarrier.arrive.shared.b64 %d2, [%r5];")
     code("again: mbarrier.test_wait.shared.b64 %p1, [%r5], %d2; @!%p1 bra again;")
     code("xor.b32 %r6, %tx, 9; mad.lo.u32 %r1, %r6, 16, %r0;")
@@ -80,7 +102,11 @@ def _to_barrier(noinc: bool) -> Program:
     code("bar.sync 0; mbarrier.test_wait.parity.shared.b64 %p2, [%r5], 0;")
     code.put("%p2")
     name = "noinc" if noinc else "inc"
-    return code.build(f"cp_async.mbarrier.{name}", f"cp.async.mbarrier.arrive{'.noinc' if noinc else ''}: the phase ends when all lanes' copies have landed", random_words(name, 64))
+    return code.build(
+        f"cp_async.mbarrier.{name}",
+        f"cp.async.mbarrier.arrive{'.noinc' if noinc else ''}: the phase ends when all lanes' copies have landed",
+        random_words(name, 64),
+    )
 
 
 def _cluster(name: str, covers: str, code: Code, inputs: np.ndarray | None = None, **options: object) -> Program:
@@ -93,26 +119,47 @@ def _pair(bytes_per_lane: int) -> Code:
     code.shared("buffer", 32 * bytes_per_lane)
     code.shared("barrier", 8, 8)
     code(PEER)
-    code(f"mov.u32 %r92, buffer; mad.lo.u32 %r94, %lane, {bytes_per_lane}, %r92; mov.u32 %r93, barrier; setp.eq.u32 %p9, %lane, 0;")
-    code("mapa.shared::cluster.u32 %r95, %r94, %r91; mapa.shared::cluster.u32 %r96, %r93, %r91; @%p9 mbarrier.init.shared.b64 [%r93], 1;")
+    code(f"""
+        mov.u32 %r92, buffer; mad.lo.u32 %r94, %lane, {bytes_per_lane}, %r92; mov.u32 %r93, barrier;
+        setp.eq.u32 %p9, %lane, 0;
+    """)
+    code("""
+        mapa.shared::cluster.u32 %r95, %r94, %r91; mapa.shared::cluster.u32 %r96, %r93, %r91;
+        @%p9 mbarrier.init.shared.b64 [%r93], 1;
+    """)
     return code
 
 
 def _expect_and_wait(code: Code, size_bytes: int, operations: str) -> None:
-    code(f"@%p9 mbarrier.arrive.expect_tx.shared.b64 _, [%r93], {size_bytes}; @%p9 fence.mbarrier_init.release.cluster; {SYNC}")
+    code(f"""
+        @%p9 mbarrier.arrive.expect_tx.shared.b64 _, [%r93], {size_bytes};
+        @%p9 fence.mbarrier_init.release.cluster; {SYNC}
+    """)
     code(operations)
     code("again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p8, [%r93], 0; @!%p8 bra again;")
 
 
 def _st_async() -> Program:
     code = _pair(64)
-    code("mov.b64 %d1, 0; st.shared.b64 [%r94+24], %d1; ld.global.b64 %d2, [%mine]; cvt.u32.u64 %r1, %d2; shr.u64 %d3, %d2, 32; cvt.u32.u64 %r2, %d3; not.b64 %d4, %d2;")
-    stores = (("b32 [%r95], %r1", 4), ("u32 [%r95+4], %r2", 4), ("b64 [%r95+8], %d2", 8), ("v2.s32 [%r95+16], {%r2, %r1}", 8), ("v4.f32 [%r95+32], {%r1, %r2, %r1, %r2}", 16), ("v2.u64 [%r95+48], {%d4, %d2}", 16))
+    code("""
+        mov.b64 %d1, 0; st.shared.b64 [%r94+24], %d1; ld.global.b64 %d2, [%mine]; cvt.u32.u64 %r1, %d2;
+        shr.u64 %d3, %d2, 32; cvt.u32.u64 %r2, %d3; not.b64 %d4, %d2;
+    """)
+    stores = (
+        ("b32 [%r95], %r1", 4),
+        ("u32 [%r95+4], %r2", 4),
+        ("b64 [%r95+8], %d2", 8),
+        ("v2.s32 [%r95+16], {%r2, %r1}", 8),
+        ("v4.f32 [%r95+32], {%r1, %r2, %r1, %r2}", 16),
+        ("v2.u64 [%r95+48], {%d4, %d2}", 16),
+    )
     text = []
     for store, _ in stores:
         form, rest = store.split(" ", 1)
         vec, _, t = form.rpartition(".")
-        text.append(f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{'.' + vec if vec else ''}.{t} {rest}, [%r96];")
+        text.append(
+            f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{'.' + vec if vec else ''}.{t} {rest}, [%r96];"
+        )
     _expect_and_wait(code, 32 * sum(size for _, size in stores), " ".join(text))
     for i in range(8):
         code(f"ld.shared.b64 %d9, [%r94+{8 * i}];")
@@ -120,18 +167,35 @@ def _st_async() -> Program:
     return _cluster("st_async", "st.async of 32- and 64-bit words and vectors into the other CTA", code)
 
 
-RED_ASYNC = (("inc", "u32"), ("dec", "u32"), ("min", "u32"), ("max", "u32"), ("add", "u32"), ("min", "s32"), ("max", "s32"), ("add", "s32"),
-             ("and", "b32"), ("or", "b32"), ("xor", "b32"), ("add", "u64"))  # fmt: skip
+RED_ASYNC = (
+    ("inc", "u32"),
+    ("dec", "u32"),
+    ("min", "u32"),
+    ("max", "u32"),
+    ("add", "u32"),
+    ("min", "s32"),
+    ("max", "s32"),
+    ("add", "s32"),
+    ("and", "b32"),
+    ("or", "b32"),
+    ("xor", "b32"),
+    ("add", "u64"),
+)
 
 
 def _red_async() -> Program:
     code = _pair(128)
-    code("mad.wide.u32 %d1, %lane, 16, %in; ld.global.b64 %d2, [%d1]; ld.global.b64 %d3, [%d1+8]; cvt.u32.u64 %r1, %d2; cvt.u32.u64 %r2, %d3;")
+    code("""
+        mad.wide.u32 %d1, %lane, 16, %in; ld.global.b64 %d2, [%d1]; ld.global.b64 %d3, [%d1+8];
+        cvt.u32.u64 %r1, %d2; cvt.u32.u64 %r2, %d3;
+    """)
     text, total = [], 0
     for i, (op, t) in enumerate(RED_ASYNC):
         wide = t.endswith("64")
         code(f"st.shared.b64 [%r94+{8 * i}], %d2;" if wide else f"st.shared.b32 [%r94+{8 * i}], %r1;")
-        text.append(f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op}.{t} [%r95+{8 * i}], {'%d3' if wide else '%r2'}, [%r96];")
+        text.append(
+            f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op}.{t} [%r95+{8 * i}], {'%d3' if wide else '%r2'}, [%r96];"
+        )
         total += 8 if wide else 4
     _expect_and_wait(code, 32 * total, " ".join(text))
     for i, (_, t) in enumerate(RED_ASYNC):
@@ -144,12 +208,18 @@ def _red_async() -> Program:
 
 def _remote_memory() -> Program:
     code = _pair(32)
-    code("ld.global.b64 %d1, [%mine]; cvt.u32.u64 %r1, %d1; st.shared.b64 [%r94], %d1; mov.b64 %d2, 0; st.shared.b64 [%r94+8], %d2; st.shared.b64 [%r94+16], %d2;")
+    code("""
+        ld.global.b64 %d1, [%mine]; cvt.u32.u64 %r1, %d1; st.shared.b64 [%r94], %d1; mov.b64 %d2, 0;
+        st.shared.b64 [%r94+8], %d2; st.shared.b64 [%r94+16], %d2;
+    """)
     code(SYNC)
     code("ld.shared::cluster.b64 %d3, [%r95]; ld.shared::cluster.u8 %r3, [%r95+3];")
     code.put("%d3")
     code.put("%r3")
-    code("st.shared::cluster.b32 [%r95+8], %r1; atom.shared::cluster.add.u32 %r4, [%r95+16], %r1; red.shared::cluster.xor.b32 [%r95+16], 255;")
+    code("""
+        st.shared::cluster.b32 [%r95+8], %r1; atom.shared::cluster.add.u32 %r4, [%r95+16], %r1;
+        red.shared::cluster.xor.b32 [%r95+16], 255;
+    """)
     code.put("%r4")
     code(SYNC)
     code("ld.shared.b64 %d4, [%r94+8]; ld.shared::cta.b64 %d5, [%r94+16];")
@@ -163,4 +233,14 @@ def _remote_memory() -> Program:
 
 def programs() -> list[Program]:
     """All kernels of this file."""
-    return [_sizes(), _zero_fill(), _ignore_source(), _groups(), _to_barrier(False), _to_barrier(True), _st_async(), _red_async(), _remote_memory()]
+    return [
+        _sizes(),
+        _zero_fill(),
+        _ignore_source(),
+        _groups(),
+        _to_barrier(False),
+        _to_barrier(True),
+        _st_async(),
+        _red_async(),
+        _remote_memory(),
+    ]

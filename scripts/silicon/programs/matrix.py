@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from silicon.programs.code import Code, Program
 
 ROW_BYTES = 16
@@ -14,7 +15,10 @@ def _fill(code: Code) -> None:
     code.shared("memory", ROWS * ROW_BYTES)
     code("mov.u32 %r0, memory;")
     for half in range(2):
-        code(f"add.u32 %r1, %tx, {32 * half}; mad.wide.u32 %d0, %r1, {ROW_BYTES}, %in; ld.global.v2.b64 {{%d1, %d2}}, [%d0];")
+        code(f"""
+            add.u32 %r1, %tx, {32 * half}; mad.wide.u32 %d0, %r1, {ROW_BYTES}, %in;
+            ld.global.v2.b64 {{%d1, %d2}}, [%d0];
+        """)
         code(f"mad.lo.u32 %r2, %r1, {ROW_BYTES}, %r0; st.shared.v2.b64 [%r2], {{%d1, %d2}};")
     code("bar.sync 0;")
     code(f"mad.lo.u32 %r3, %tx, 11, 5; and.b32 %r3, %r3, {ROWS - 1}; mad.lo.u32 %r4, %r3, {ROW_BYTES}, %r0;")
@@ -40,7 +44,10 @@ def _store(number: int, trans: bool) -> Program:
     form = f"stmatrix.sync.aligned.m8n8.x{number}{'.trans' if trans else ''}.shared.b16"
     code(f"{form} [%r4], {{{', '.join(registers)}}}; bar.sync 0;")
     for half in range(2):
-        code(f"add.u32 %r1, %tx, {32 * half}; mad.lo.u32 %r2, %r1, {ROW_BYTES}, %r0; ld.shared.v2.b64 {{%d1, %d2}}, [%r2];")
+        code(f"""
+            add.u32 %r1, %tx, {32 * half}; mad.lo.u32 %r2, %r1, {ROW_BYTES}, %r0;
+            ld.shared.v2.b64 {{%d1, %d2}}, [%r2];
+        """)
         code.put("%d1")
         code.put("%d2")
     return code.build(f"stmatrix.x{number}{'.trans' if trans else ''}", form, _words(), minimum=90)

@@ -23,7 +23,10 @@ class Barrier:
     def arrive(self, form: str, operands: str = "") -> int:
         """An arrival that returns a token, whose pending count is put; returns the token's number."""
         self.tokens += 1
-        self.code(f"mbarrier.{form}.b64 %d{self.tokens}, [%r0]{operands}; mbarrier.pending_count.b64 %r1, %d{self.tokens};")
+        self.code(f"""
+            mbarrier.{form}.b64 %d{self.tokens}, [%r0]{operands};
+            mbarrier.pending_count.b64 %r1, %d{self.tokens};
+        """)
         self.code.put("%r1")
         return self.tokens
 
@@ -45,7 +48,9 @@ class Barrier:
     def build(self, name: str, covers: str, **options: object) -> Program:
         """The Program; threads other than the first leave their results zero."""
         lines = self.code.lines
-        clear = "mov.b64 %result, 0; " + " ".join(f"st.global.b64 [%slot+{8 * i}], %result;" for i in range(self.code.results))
+        clear = "mov.b64 %result, 0; " + " ".join(
+            f"st.global.b64 [%slot+{8 * i}], %result;" for i in range(self.code.results)
+        )
         self.code.lines = [clear, *lines, "finished:"]
         return self.code.build(f"mbarrier.{name}", covers, minimum=90, **options)
 
@@ -127,7 +132,9 @@ def _transactions() -> Program:
     b.do("complete_tx.relaxed.cta.shared::cta", "8")
     b.token(token)
     b.parity()
-    return b.build("transactions", "expect_tx and complete_tx: a phase waits for both counts; completion may come first")
+    return b.build(
+        "transactions", "expect_tx and complete_tx: a phase waits for both counts; completion may come first"
+    )
 
 
 def _drop_with_transactions() -> Program:
@@ -182,14 +189,19 @@ def _large_counts() -> Program:
 
 
 def _warp_arrives() -> Program:
+    """Pending counts are left out: the GPU counts the arrivals of a warp at once, and all its tokens show the same count."""
     code = Code()
     code.shared("barrier", 8, 8)
     code("mov.u32 %r0, barrier; setp.eq.u32 %p0, %tx, 0; @%p0 mbarrier.init.shared.b64 [%r0], 64; bar.sync 0;")
-    code("mbarrier.arrive.shared.b64 %d1, [%r0]; mbarrier.pending_count.b64 %r1, %d1;")
-    code.put("%r1")
+    code("mbarrier.test_wait.parity.shared.b64 %p2, [%r0], 0;")
+    code.put("%p2")
+    code("bar.sync 0; mbarrier.arrive.shared.b64 %d1, [%r0];")
     code("again: mbarrier.test_wait.shared.b64 %p1, [%r0], %d1; @!%p1 bra again;")
     code.put("%p1")
-    return code.build("mbarrier.warps", "64 threads arrive at once: every pending count occurs once", block=64, unordered=True, minimum=80)
+    code("mbarrier.test_wait.parity.shared.b64 %p2, [%r0], 0; mbarrier.test_wait.parity.shared.b64 %p3, [%r0], 1;")
+    code.put("%p2")
+    code.put("%p3")
+    return code.build("mbarrier.warps", "64 threads arrive at once", block=64, minimum=80)
 
 
 def _ping_pong() -> Program:
@@ -199,11 +211,17 @@ def _ping_pong() -> Program:
     code.shared("empty", 8, 8)
     code.shared("word", 16)
     code("mov.u32 %r0, full; mov.u32 %r1, empty; mov.u32 %r2, word; mov.u32 %r10, 0; mov.u32 %r11, 0;")
-    code("setp.eq.u32 %p0, %tx, 0; @%p0 mbarrier.init.shared.b64 [%r0], 32; @%p0 mbarrier.init.shared.b64 [%r1], 32; bar.sync 0;")
+    code("""
+        setp.eq.u32 %p0, %tx, 0; @%p0 mbarrier.init.shared.b64 [%r0], 32;
+        @%p0 mbarrier.init.shared.b64 [%r1], 32; bar.sync 0;
+    """)
     code("setp.eq.u32 %p1, %warp, 0; @!%p1 bra consumer;")
     code("producer: xor.b32 %r12, %r11, 1;")
     code("wait_empty: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], %r12; @!%p2 bra wait_empty;")
-    code("mad.lo.u32 %r13, %r10, 17, 3; setp.eq.u32 %p3, %lane, 0; @%p3 st.shared.u32 [%r2], %r13; mbarrier.arrive.shared.b64 _, [%r0];")
+    code("""
+        mad.lo.u32 %r13, %r10, 17, 3; setp.eq.u32 %p3, %lane, 0; @%p3 st.shared.u32 [%r2], %r13;
+        mbarrier.arrive.shared.b64 _, [%r0];
+    """)
     code("xor.b32 %r11, %r11, 1; add.u32 %r10, %r10, 1; setp.lt.u32 %p4, %r10, 9; @%p4 bra producer;")
     code("mov.u32 %r20, 0; bra.uni done;")
     code("consumer: mov.u32 %r20, 0;")
@@ -212,28 +230,60 @@ def _ping_pong() -> Program:
     code("xor.b32 %r11, %r11, 1; add.u32 %r10, %r10, 1; setp.lt.u32 %p4, %r10, 9; @%p4 bra wait_full;")
     code("done:")
     code.put("%r20")
-    return code.build("mbarrier.ping_pong", "a producer and a consumer warp over nine phases of a full and an empty barrier", block=64, minimum=90)
+    return code.build(
+        "mbarrier.ping_pong",
+        "a producer and a consumer warp over nine phases of a full and an empty barrier",
+        block=64,
+        minimum=90,
+    )
 
 
 def _remote() -> Program:
     """Each CTA of a pair arrives at the other's barrier."""
     code = Code()
     code.shared("barrier", 8, 8)
-    code("mov.u32 %r0, barrier; setp.eq.u32 %p0, %tx, 0; @%p0 mbarrier.init.shared.b64 [%r0], 32; @%p0 fence.mbarrier_init.release.cluster;")
+    code("""
+        mov.u32 %r0, barrier; setp.eq.u32 %p0, %tx, 0; @%p0 mbarrier.init.shared.b64 [%r0], 32;
+        @%p0 fence.mbarrier_init.release.cluster;
+    """)
     code("barrier.cluster.arrive; barrier.cluster.wait; mov.u32 %r1, %cluster_ctarank; xor.b32 %r1, %r1, 1;")
     code("mapa.shared::cluster.u32 %r2, %r0, %r1; mbarrier.test_wait.parity.shared::cta.b64 %p1, [%r0], 1;")
     code.put("%p1")
-    code("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r2];")
+    code("barrier.cluster.arrive; barrier.cluster.wait; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r2];")
     code("again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r0], 0; @!%p2 bra again;")
     code.put("%p2")
     code("setp.eq.u32 %p3, %tx, 5; @%p3 mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r2], 4;")
-    code("@%p3 mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%r2], 4; barrier.cluster.arrive; barrier.cluster.wait;")
-    code("mbarrier.arrive.shared::cta.b64 %d1, [%r0]; barrier.cluster.arrive; barrier.cluster.wait; mbarrier.pending_count.b64 %r3, %d1;")
-    code.put("%r3")
-    return code.build("mbarrier.remote", "arrivals at the barrier of the other CTA of a cluster", grid=2, cluster=2, unordered=True, minimum=90)
+    code("""
+        @%p3 mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%r2], 4; barrier.cluster.arrive;
+        barrier.cluster.wait;
+    """)
+    code("""
+        mbarrier.test_wait.parity.shared::cta.b64 %p4, [%r0], 1; bar.warp.sync 0xFFFFFFFF;
+        @!%p3 mbarrier.arrive.shared::cta.b64 _, [%r0];
+    """)
+    code.put("%p4")
+    code("""
+        last: mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r0], 1; @!%p5 bra last; barrier.cluster.arrive;
+        barrier.cluster.wait;
+    """)
+    code.put("%p5")
+    return code.build(
+        "mbarrier.remote", "arrivals at the barrier of the other CTA of a cluster", grid=2, cluster=2, minimum=90
+    )
 
 
 def programs() -> list[Program]:
     """All kernels of this file."""
-    return [_arrivals(), _counts(), _drops(), _transactions(), _drop_with_transactions(), _reinitialised(), _try_wait(), _large_counts(),
-            _warp_arrives(), _ping_pong(), _remote()]  # fmt: skip
+    return [
+        _arrivals(),
+        _counts(),
+        _drops(),
+        _transactions(),
+        _drop_with_transactions(),
+        _reinitialised(),
+        _try_wait(),
+        _large_counts(),
+        _warp_arrives(),
+        _ping_pong(),
+        _remote(),
+    ]

@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import numpy as np
+
 from silicon.inputs import integer_edges, random_words
 from silicon.programs.code import Code, Program
 
-WIDTHS = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
-VECTORS = (("v2", "u8"), ("v4", "u8"), ("v2", "s8"), ("v4", "s8"), ("v2", "u16"), ("v4", "s16"), ("v2", "b32"), ("v4", "u32"), ("v2", "b64"), ("v2", "f32"), ("v4", "f32"))
+WIDTHS = {
+    "b8": 1,
+    "u8": 1,
+    "s8": 1,
+    "b16": 2,
+    "u16": 2,
+    "s16": 2,
+    "b32": 4,
+    "u32": 4,
+    "s32": 4,
+    "f32": 4,
+    "b64": 8,
+    "u64": 8,
+    "s64": 8,
+    "f64": 8,
+}
+VECTORS = (
+    ("v2", "u8"),
+    ("v4", "u8"),
+    ("v2", "s8"),
+    ("v4", "s8"),
+    ("v2", "u16"),
+    ("v4", "s16"),
+    ("v2", "b32"),
+    ("v4", "u32"),
+    ("v2", "b64"),
+    ("v2", "f32"),
+    ("v4", "f32"),
+)
 
 
 def _edge_words(count: int, seed: str) -> np.ndarray:
@@ -34,10 +62,14 @@ def _loads(space: str) -> Program:
     prefix = "ld" if space == "generic" else f"ld.{space}"
     for t, size in WIDTHS.items():
         for offset in range(0, 8, size) if size < 4 else (0,):
-            for register in (["%r1"] if size <= 4 and t[0] != "f" else []) + (["%d1"] if t[0] != "f" or size == 8 else ["%r1"]):
+            for register in (["%r1"] if size <= 4 and t[0] != "f" else []) + (
+                ["%d1"] if t[0] != "f" or size == 8 else ["%r1"]
+            ):
                 code(f"{prefix}.{t} {register}, [{base}+{offset}];")
                 code.put(register)
-    return code.build(f"loads.{space}", f"ld.{space} of every type into 32- and 64-bit registers", _edge_words(32, space))
+    return code.build(
+        f"loads.{space}", f"ld.{space} of every type into 32- and 64-bit registers", _edge_words(32, space)
+    )
 
 
 def _stores(space: str) -> Program:
@@ -53,7 +85,9 @@ def _stores(space: str) -> Program:
         code(f"{prefix}.{t} [{base}+{8 - size}], {register};")
         code(f"{load}.b64 %d3, [{base}];")
         code.put("%d3")
-    return code.build(f"stores.{space}", f"st.{space} of every type, from wider registers where allowed", _edge_words(32, space))
+    return code.build(
+        f"stores.{space}", f"st.{space} of every type, from wider registers where allowed", _edge_words(32, space)
+    )
 
 
 def _vectors(space: str) -> Program:
@@ -111,9 +145,15 @@ def _local_indexing() -> Program:
     code = Code()
     code.declare(".local .align 4 .b8 stack[64];")
     code("mov.u64 %d0, stack; mov.u32 %r0, 0;")
-    code("fill: mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %d1, %d0; mad.lo.u32 %r1, %r0, 1000, %tx; st.local.u32 [%d1], %r1;")
+    code("""
+        fill: mul.wide.u32 %d1, %r0, 4; add.u64 %d1, %d1, %d0; mad.lo.u32 %r1, %r0, 1000, %tx;
+        st.local.u32 [%d1], %r1;
+    """)
     code("add.u32 %r0, %r0, 1; setp.lt.u32 %p0, %r0, 16; @%p0 bra fill;")
-    code("mul.lo.u32 %r2, %tx, 7; and.b32 %r2, %r2, 15; mul.wide.u32 %d2, %r2, 4; add.u64 %d2, %d2, %d0; ld.local.u32 %r3, [%d2];")
+    code("""
+        mul.lo.u32 %r2, %tx, 7; and.b32 %r2, %r2, 15; mul.wide.u32 %d2, %r2, 4; add.u64 %d2, %d2, %d0;
+        ld.local.u32 %r3, [%d2];
+    """)
     code.put("%r3")
     code("cvta.local.u64 %d3, %d2; ld.u32 %r4, [%d3];")
     code.put("%r4")
