@@ -36,7 +36,7 @@ def input_counts(definition):
 
 
 def output_count(definition):
-    return sum(2 if o.pair else 1 for o in definition.operands if o.output) + definition.extra.get(\"carry_out\", False)
+    return sum(2 if o.pair else 1 for o in definition.operands if o.output) + definition.extra.get("carry_out", False)
 
 
 @pytest.mark.parametrize("definition", PURE, ids=name_of)
