@@ -57,5 +57,6 @@ def peer(request):
     def run(kernel, shape, run, expected, *, schedules, **options):
         line = check(run, expected, schedules=schedules, **options)
         request.node.user_properties.append(("peer", {"kernel": kernel, "shape": shape, **line}))
+        return line
 
     return run
