@@ -15,6 +15,7 @@ from silicon.inputs import FLOATS, FloatKind, to_float64
 EXAMPLES = 4
 MANY = 4096  # larger distances share a row of the histogram
 NOT_COMPARABLE = -1  # ulp distance between a NaN and a number
+SET_ASIDE = -2  # lg2 where the ISA bounds the absolute error instead
 _APPROXIMATE = re.compile(r"\.approx|\.full\b")
 _UPPER_WORD = re.compile(r"\.approx\.ftz\.f64")  # PTX ISA: the lower 32 bits of input and result are taken as zero
 # Where the ISA bounds the absolute error instead of the relative one: -pi .. pi, and 0.5 .. 2. Elsewhere sin and cos of
@@ -74,12 +75,17 @@ def element_kind(form: Form) -> tuple[FloatKind, int]:
     return FLOATS[name], 2 if packed else 1
 
 
-def ulp_distance(x: np.ndarray, y: np.ndarray, kind: FloatKind) -> np.ndarray:
-    """Numbers of the format between two results, as int64 (f64: clipped); two NaNs: 0, one: NOT_COMPARABLE; -0 is 0."""
+def ulp_distance(x: np.ndarray, y: np.ndarray, kind: FloatKind, *, flushed: bool = False) -> np.ndarray:
+    """Numbers of the format between two results, as int64 (f64: clipped); two NaNs: 0, one: NOT_COMPARABLE; -0 is 0.
+
+    With `flushed` (.ftz) the subnormal numbers do not count: the smallest normal number is next to zero.
+    """
     magnitude = np.uint64((1 << (kind.bits - 1)) - 1)
 
     def ordered(bits: np.ndarray) -> np.ndarray:
         size = (bits & magnitude).astype(np.int64)
+        if flushed:
+            size = np.maximum(size - (1 << kind.mantissa_bits) + 1, 0)
         return np.where(bits > magnitude, -size, size)
 
     x, y = x.astype(np.uint64), y.astype(np.uint64)
@@ -183,10 +189,10 @@ def _compare_ulp(
 ) -> Outcome:
     kind, count = element_kind(form)
     x, y = _split(silicon[0], kind, count), _split(emulator[0], kind, count)
-    distance = ulp_distance(x, y, kind)
-    if _UPPER_WORD.search(form.mnemonic):
+    upper = bool(_UPPER_WORD.search(form.mnemonic))
+    distance = ulp_distance(x, y, kind, flushed=".ftz" in form.mnemonic and not upper)
+    if upper:
         distance = np.where(distance > 0, distance >> 32, distance)
-    worst = np.where(distance == NOT_COMPARABLE, np.iinfo(np.int64).max, distance).max(axis=0)
     one_sided = int((distance == NOT_COMPARABLE).any(axis=0).sum())
     outcome = Outcome(distance.shape[1], one_sided)
     if form.definition.opcode in _ABSOLUTE:
@@ -194,10 +200,10 @@ def _compare_ulp(
         outcome.max_absolute = float(error.max(initial=0))
         if form.definition.opcode != "lg2":
             outcome.compared = int(inside.sum())
-            distance, worst = distance[:, inside], np.where(inside, worst, 0)
-        else:
-            distance, worst = distance[:, ~inside], np.where(inside, 0, worst)
-    comparable = distance[distance != NOT_COMPARABLE]
+            return outcome
+        distance[:, inside] = SET_ASIDE
+    worst = np.where(distance == NOT_COMPARABLE, np.iinfo(np.int64).max, distance).max(axis=0)
+    comparable = distance[distance >= 0]
     buckets, numbers = np.unique(comparable, return_counts=True)
     for b, n in zip(buckets, numbers, strict=True):
         outcome.histogram[_bucket(int(b))] = outcome.histogram.get(_bucket(int(b)), 0) + int(n)

@@ -206,18 +206,17 @@ def _approximate(results: dict[str, Any]) -> list[str]:
         "## Approximate functions",
         "",
         "The emulator rounds correctly. Distances are in units in the last place of the result type; for .approx.ftz.f64, "
-        "of its upper word.",
+        "of its upper word; for .ftz, zero and the smallest normal number are neighbours.",
         "",
         "| form | results | largest distance | exact | 1 | 2 | more | largest absolute error |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for key, o in results["approximate"].items():
-        histogram = o.get("histogram", {})
-        more = sum(n for k, n in histogram.items() if k not in ("0", "1", "2"))
-        error = f"{o['max_absolute']:.3g}" if "max_absolute" in o else ""
-        counts = " | ".join(f"{histogram.get(k, 0):,}" for k in ("0", "1", "2"))
+        cells = [f"`{key.partition('/')[0]}`", f"{o['compared']:,}", *_distances(o)]
         lines.append(
-            f"| `{key.partition('/')[0]}` | {o['compared']:,} | {o.get('max_ulp', 0)} | {counts} | {more:,} | {error} |"
+            f"| {' | '.join(cells)} | {o['max_absolute']:.3g} |"
+            if "max_absolute" in o
+            else f"| {' | '.join(cells)} |  |"
         )
     return [
         *lines,
@@ -225,6 +224,15 @@ def _approximate(results: dict[str, Any]) -> list[str]:
         "Where an absolute error is given, the ISA bounds that: for sin and cos between -pi and pi (the only inputs compared), "
         "for lg2 between 0.5 and 2 (its distances are for the rest).",
     ]
+
+
+def _distances(outcome: dict[str, Any]) -> list[str]:
+    """Largest distance, and results at distance 0, 1, 2 and beyond."""
+    if "max_ulp" not in outcome:
+        return [""] * 5
+    histogram = outcome["histogram"]
+    more = sum(n for k, n in histogram.items() if k not in ("0", "1", "2"))
+    return [str(outcome["max_ulp"]), *(f"{histogram.get(k, 0):,}" for k in ("0", "1", "2")), f"{more:,}"]
 
 
 def _differences(results: dict[str, Any]) -> list[str]:

@@ -86,6 +86,12 @@ def test_ulp_distance(x: int, y: int, distance: int) -> None:
     assert ulp_distance(np.array([x], np.uint32), np.array([y], np.uint32), FLOATS["f32"])[0] == distance
 
 
+def test_ulp_distance_across_flushed_subnormals() -> None:
+    zero, smallest = np.array([0x80000000], np.uint32), np.array([0x80800001], np.uint32)
+    assert ulp_distance(zero, smallest, FLOATS["f32"], flushed=True)[0] == 2
+    assert ulp_distance(zero, smallest, FLOATS["f32"])[0] == 0x800001
+
+
 def _compare_with_change(key: str, change: int, index: int):
     form = silicon_forms.all_forms()[key]
     arrays, active = silicon_forms.inputs(form)
