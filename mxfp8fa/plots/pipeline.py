@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from mxfp8fa.plots.style import GREY, LIGHT, ROLE_COLORS, VERMILION, finish, panels, styled
 
 _AGENT_COLORS = {"TMA": "#332288", "tensor core": "#882255", "bulk store": "#DDCC77"}
-_RUN = "#56B4E9"
+_OTHER = "#999999"  # warps without a named role
 
 
 def _color(actor: str) -> str:
     role = actor.split(",")[0]
-    return ROLE_COLORS.get(role) or _AGENT_COLORS.get(role) or _RUN
+    return ROLE_COLORS.get(role) or _AGENT_COLORS.get(role) or _OTHER
 
 
 def _rows(names: Sequence[str]) -> list[str]:
@@ -51,39 +53,81 @@ def fig_timeline(trace: Any, *, finding: str, parameters: str, ax: Axes | None =
     axes[0].invert_yaxis()
     axes[0].set_xlabel("steps of the emulation (an order, not cycles)")
     axes[0].grid(axis="y", visible=False)
-    return finish(axes, ax, finding, "emulated", parameters)
+    return finish(axes, ax, finding, "emulated", f"{parameters}; filled: runs, hatched: waits")
 
 
 @styled
-def fig_tensor_memory(trace: Any, *, finding: str, parameters: str, ax: Axes | None = None) -> Figure:
-    """Columns of tensor memory over time: who writes and who reads which.
+def fig_tensor_memory(
+    trace: Any,
+    *,
+    finding: str,
+    parameters: str,
+    names: Mapping[str, tuple[int, int]] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Columns of tensor memory over time: when they hold something, who writes them and who reads them.
+
+    Columns that are always used together share a row. A row is shaded from a write to the last read before the next one.
 
     Args:
         trace: an `emulator.Trace` after a run.
         finding: the title.
         parameters: for the caption.
+        names: what the kernel calls its columns: name -> first and last column.
         ax: where to draw; None for a new figure.
     """
-    axes = panels(1, ax, size=(9.0, 4.6))
-    accesses = trace.tensor_accesses
-    last = max((a.step for a in accesses), default=1)
-    width = max(last / 150, 1)
-    labelled: set[tuple[str, bool]] = set()
-    for a in accesses:
-        key = (a.actor, a.write)
-        label = None if key in labelled else f"{a.actor} {'writes' if a.write else 'reads'}"
-        labelled.add(key)
-        height = a.last_column - a.first_column + 1
-        axes[0].bar(
-            a.step, height, bottom=a.first_column, width=width, color=_color(a.actor), alpha=1.0 if a.write else 0.45,
-            hatch=None if a.write else "....", edgecolor="white", linewidth=0.2, label=label,
-        )  # fmt: skip
-    axes[0].set_ylim(512, 0)
-    axes[0].set_yticks(range(0, 513, 64))
-    axes[0].set_ylabel("column of tensor memory")
+    rows = _column_groups(trace.tensor_accesses)
+    axes = panels(1, ax, size=(9.0, 1.7 + 0.42 * len(rows)))
+    width = max(max((a.step for a in trace.tensor_accesses), default=1) / 220, 1)
+    for row, (first, _) in enumerate(rows):
+        mine = [a for a in trace.tensor_accesses if a.first_column <= first <= a.last_column]
+        for start, end in _held(mine):
+            axes[0].barh(row, end - start + width, left=start, height=0.86, color=LIGHT, zorder=1)
+        for a in mine:  # writes in the upper half, reads in the lower
+            axes[0].barh(
+                row + (-0.2 if a.write else 0.2), width, left=a.step, height=0.36, color=_color(a.actor), zorder=2
+            )
+    axes[0].set_yticks(range(len(rows)), [_column_label(row, names or {}) for row in rows])
+    axes[0].set_ylim(len(rows) - 0.4, -0.6)
+    axes[0].set_xlim(min((a.step for a in trace.tensor_accesses), default=0) - 4 * width, None)
     axes[0].set_xlabel("steps of the emulation (an order, not cycles)")
-    axes[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return finish(axes, ax, finding, "emulated", parameters)
+    axes[0].set_ylabel("columns")
+    axes[0].grid(axis="y", visible=False)
+    actors = {_color(a.actor): a.actor for a in reversed(trace.tensor_accesses)}
+    actors |= {_OTHER: "other warps"} if _OTHER in actors else {}
+    handles = [Patch(color=LIGHT, label="holds data"), *(Patch(color=c, label=name) for c, name in actors.items())]
+    axes[0].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    caption = f"{parameters}; upper half of a row: written, lower half: read"
+    return finish(axes, ax, finding, "emulated", caption)
+
+
+def _column_groups(accesses: Sequence[Any]) -> list[tuple[int, int]]:
+    """(first, last) of the columns between the borders of all accesses, those that were used."""
+    borders = sorted({a.first_column for a in accesses} | {a.last_column + 1 for a in accesses})
+    pieces = [(first, after - 1) for first, after in pairwise(borders)]
+    return [p for p in pieces if any(a.first_column <= p[0] <= a.last_column for a in accesses)]
+
+
+def _held(accesses: Sequence[Any]) -> list[tuple[int, int]]:
+    """(start, end) of the times in which some columns hold what will be read: from a write to the last read of it."""
+    spans: list[tuple[int, int]] = []
+    start = end = None
+    for a in sorted(accesses, key=lambda a: a.step):
+        if a.write and end is not None and start is not None:
+            spans.append((start, end))
+            start = end = None
+        if a.write and start is None:
+            start = a.step
+        if not a.write:
+            end = a.step
+    return spans if start is None else [*spans, (start, start if end is None else end)]
+
+
+def _column_label(columns: tuple[int, int], names: Mapping[str, tuple[int, int]]) -> str:
+    first, last = columns
+    owners = [name for name, (low, high) in names.items() if low <= first <= high]
+    span = f"{first}" if first == last else f"{first}-{last}"
+    return f"{', '.join(owners)}  {span}" if owners else span
 
 
 @styled
