@@ -208,7 +208,9 @@ def requantized_product_kernel(
         operand_b = first.make_fragment_B(sX[1]), scale_columns_b(first, tmem + TMEM["SFB"].start, sf_layout)
         copy_scales(sSF[0], operand_a[1], 0)
         copy_scales(sSF[1], operand_b[1], 0)
-        issue_mma(first, tCtS, operand_a, operand_b, s_full)
+        issue_mma(first, tCtS, operand_a, operand_b, False)
+        with cute.arch.elect_one():
+            tcgen05.commit(s_full)
 
     cute.arch.mbarrier_wait(s_full, 0)
     row = load_row(tmem + TMEM["S"].start, SIZE, thread)
@@ -225,7 +227,9 @@ def requantized_product_kernel(
         )
         operand_c = second.make_fragment_B(sX[2]), scale_columns_b(first, tmem + TMEM["SFC"].start, sf_layout)
         copy_scales(sSF[2], operand_c[1], 0)
-        issue_mma(second, tCtD, operand_q, operand_c, d_full)
+        issue_mma(second, tCtD, operand_q, operand_c, False)
+        with cute.arch.elect_one():
+            tcgen05.commit(d_full)
 
     cute.arch.mbarrier_wait(d_full, 0)
     store_accumulator(tCtD, mD, thread)
@@ -255,17 +259,15 @@ def load(
 
 @cute.jit
 def issue_mma(
-    tiled_mma: cute.TiledMma, tCtD: cute.Tensor, operand_a: tuple, operand_b: tuple, done: cute.Pointer
+    tiled_mma: cute.TiledMma, tCtD: cute.Tensor, operand_a: tuple, operand_b: tuple, accumulate: cutlass.Boolean
 ) -> None:
-    """D = A B^T over one tile, each operand its codes and its scales in tensor memory; `done` completes with it."""
+    """D = A B^T over one tile, or D + A B^T if `accumulate`; an operand is its codes and its scales in tensor memory."""
     (tCrA, tCtSFA), (tCrB, tCtSFB) = operand_a, operand_b
-    for block in cutlass.range_constexpr(BLOCKS):
-        tiled_mma.set(tcgen05.Field.ACCUMULATE, block > 0)
+    for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
+        tiled_mma.set(tcgen05.Field.ACCUMULATE, accumulate or block > 0)
         a = [tCrA[None, None, block, 0], tCtSFA[None, None, block, 0]]
         b = [tCrB[None, None, block, 0], tCtSFB[None, None, block, 0]]
         cute.gemm(tiled_mma, tCtD, a, b, tCtD)
-    with cute.arch.elect_one():
-        tcgen05.commit(done)
 
 
 def codes_operand(tiled_mma: cute.TiledMma, tmem: cute.Pointer) -> cute.Tensor:

@@ -126,7 +126,7 @@ def test_scales_only_where_their_row_is_are_noticed(operands, monkeypatch):
         step.store_row(step.cute.recast_tensor(column, step.cutlass.Float32), tmem, thread)
 
     monkeypatch.setattr(step, "store_scales", no_exchange)
-    with pytest.raises(EmulationError, match="scale factors A of row .* differ between the lane partitions"):
+    with pytest.raises(EmulationError, match=r"scale factors A of row .* differ between the lane partitions"):
         run(compile_step(), *operands)
 
 
