@@ -45,6 +45,7 @@ def mma(
     b_fmt: str | Format = "e4m3",
     k_slice: int = 32,
     accumulate: Literal["float32", "blackwell"] = "float32",
+    d_fmt: Literal["f32"] = "f32",
 ) -> NDArray[np.float32]: ...
 
 
@@ -59,7 +60,8 @@ def mma(
     a_fmt: str | Format = "e4m3",
     b_fmt: str | Format = "e4m3",
     k_slice: int = 32,
-    accumulate: str,
+    accumulate: str = "float32",
+    d_fmt: str = "f32",
 ) -> NDArray: ...
 
 
@@ -74,6 +76,7 @@ def mma(
     b_fmt: str | Format = "e4m3",
     k_slice: int = 32,
     accumulate: str = "float32",
+    d_fmt: str = "f32",
 ) -> NDArray:
     """D = A B^T + C with block scales, accumulated along K as the module's docstring says.
 
@@ -88,7 +91,8 @@ def mma(
             low 13 bits of its float32 container. "blackwell" requires values of the format; the other models take any.
         b_fmt: format of B's values.
         k_slice: elements of K in one step. A last, shorter slice counts as padded with zeros.
-        accumulate: "exact" (returns float64), "float32" or "blackwell" (return float32).
+        accumulate: "exact" (returns float64), "float32" or "blackwell" (return `d_fmt`).
+        d_fmt: "f32", or "f16" for 16-bit accumulators: D of every step is then rounded to float16, to nearest even.
 
     Returns:
         (M, N), a new array.
@@ -99,6 +103,8 @@ def mma(
     """
     if accumulate not in ACCUMULATE:
         raise ValueError(f"accumulate = {accumulate!r}; allowed: {', '.join(ACCUMULATE)}")
+    if d_fmt not in ("f32", "f16"):
+        raise ValueError(f"d_fmt = {d_fmt!r}; allowed: f32, f16")
     if not isinstance(k_slice, int | np.integer) or k_slice < 1:
         raise ValueError(f"k_slice = {k_slice!r}; allowed: integers from 1")
     left = _operand("a", a, a_scale, a_fmt)
@@ -109,7 +115,7 @@ def mma(
     start = _accumulator(c, (rows, columns))
     if accumulate == "exact":
         return left.dequantized() @ right.dequantized().T + start
-    return (_mma_float32 if accumulate == "float32" else _mma_blackwell)(left, right, start, int(k_slice))
+    return (_mma_float32 if accumulate == "float32" else _mma_blackwell)(left, right, start, int(k_slice), d_fmt)
 
 
 @dataclass(frozen=True)
@@ -191,18 +197,20 @@ def _accumulator(c: ArrayLike | None, shape: tuple[int, int]) -> NDArray[np.floa
     return array.copy()
 
 
-def _mma_float32(a: _Operand, b: _Operand, acc: NDArray[np.float32], k_slice: int) -> NDArray[np.float32]:
+def _mma_float32(a: _Operand, b: _Operand, acc: NDArray[np.float32], k_slice: int, d_fmt: str) -> NDArray:
     left, right = a.dequantized(), b.dequantized()
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, left.shape[1], k_slice):
             part = slice(start, start + k_slice)
             np.add(acc, (left[:, part] @ right[:, part].T).astype(np.float32), out=acc)
-    return acc
+            if d_fmt == "f16":
+                acc = acc.astype(np.float16).astype(np.float32)
+    return acc.astype(np.float16) if d_fmt == "f16" else acc
 
 
-def _mma_blackwell(a: _Operand, b: _Operand, acc: NDArray[np.float32], k_slice: int) -> NDArray[np.float32]:
+def _mma_blackwell(a: _Operand, b: _Operand, acc: NDArray[np.float32], k_slice: int, d_fmt: str) -> NDArray:
     left, right = a.tensor_core(), b.tensor_core()
     for start in range(0, a.values.shape[1], k_slice):
         part = slice(start, start + k_slice)
-        acc = tensor_core_step(left.columns(part), right.columns(part), acc)
-    return acc
+        acc = tensor_core_step(left.columns(part), right.columns(part), acc, half=d_fmt == "f16")
+    return acc.astype(np.float16) if d_fmt == "f16" else acc

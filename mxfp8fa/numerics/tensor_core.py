@@ -8,7 +8,8 @@ For each output element, all products of the step and the accumulator C are adde
     2. E is the largest exponent among the products and C.
     3. Every term, C included, is truncated toward zero to a multiple of 2^(E - 25).
     4. The truncated terms are added exactly.
-    5. The sum is truncated toward zero to float32; subnormal results are kept.
+    5. The sum is truncated toward zero to float32; subnormal results are kept. An f16 accumulator is rounded to nearest
+       even instead, and takes part in the maximum with at least 2^-14.
 
 Sources: MMA-Sim (arXiv 2511.10909) and the tensor-core models of arXiv 2512.07004, both of which report bit-exact
 agreement with B200 in random tests. Where they differ or are silent, this is MMA-Sim's arithmetic:
@@ -19,8 +20,8 @@ agreement with B200 in random tests. Where they differ or are silent, this is MM
     * truncation stops at the largest float32; a magnitude of 2^128 or more becomes infinity.
     * NaN in A, B, C or a scale, infinity times zero, and infinity minus infinity give NaN 0x7FFFFFFF.
 
-Not modelled: f16 accumulators, the scaling of C by `scale-input-d`, mxf4 and mxf4nvf4 (other sums), `.ws`. Whether the
-order of the terms can ever show on hardware is not known; neither model needs one.
+mxf4 and mxf4nvf4 add up differently: `tensor_core_fp4`. Not modelled: the scaling of C by `scale-input-d`, `.ws`. Whether
+the order of the terms can ever show on hardware is not known; neither model needs one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mxfp8fa.numerics.formats import Format
 
 FRACTION_BITS = 25
 C_MIN_EXPONENT = -126
+HALF_C_MIN_EXPONENT = -14
 # Exponent of operands that must never win the maximum; a sum of two still fits int16.
 _NEVER = np.int16(-4096)
 _FLOAT64_BIAS, _FLOAT64_MANTISSA_BITS = 1023, 52
@@ -97,20 +99,25 @@ class TensorCoreOperand:
         return TensorCoreOperand(self.values[:, part], self.exponents[:, part], specials)
 
 
-def tensor_core_step(a: TensorCoreOperand, b: TensorCoreOperand, c: NDArray[np.float32]) -> NDArray[np.float32]:
-    """C plus the sum of products of one step, (M, N) float32, from operands (K, M) and (K, N)."""
+def tensor_core_step(
+    a: TensorCoreOperand, b: TensorCoreOperand, c: NDArray[np.float32], *, half: bool = False
+) -> NDArray[np.float32]:
+    """C plus the sum of products of one step, (M, N) float32, from operands (K, M) and (K, N).
+
+    half: the accumulator is f16; C and the result hold values of float16.
+    """
     result = np.empty_like(c)
     for start in range(0, c.shape[0], _ROWS):
         rows = slice(start, start + _ROWS)
-        result[rows] = _step_rows(a.rows(rows), b, c[rows])
+        result[rows] = _step_rows(a.rows(rows), b, c[rows], half)
     return result
 
 
-def _step_rows(a: TensorCoreOperand, b: TensorCoreOperand, c: NDArray[np.float32]) -> NDArray[np.float32]:
+def _step_rows(a: TensorCoreOperand, b: TensorCoreOperand, c: NDArray[np.float32], half: bool) -> NDArray[np.float32]:
     c_finite = np.isfinite(c)
     special = a.specials is not None or b.specials is not None or not c_finite.all()
     c_values = np.where(c_finite, c, np.float32(0)).astype(np.float64)
-    exponent = _max_exponent(a.exponents, b.exponents, c_values)
+    exponent = _max_exponent(a.exponents, b.exponents, c_values, HALF_C_MIN_EXPONENT if half else C_MIN_EXPONENT)
     to_units, from_units = _power_of_two(FRACTION_BITS - exponent), _power_of_two(exponent - FRACTION_BITS)
     # The sum is an integer below 2^53 in units of 2^(E - 25), so float64 holds it exactly.
     total = np.trunc(c_values * to_units)
@@ -120,18 +127,19 @@ def _step_rows(a: TensorCoreOperand, b: TensorCoreOperand, c: NDArray[np.float32
         np.multiply(term, to_units, out=term)
         np.trunc(term, out=term)
         np.add(total, term, out=total)
-    result = round_toward_zero(total * from_units + 0.0)
+    exact = total * from_units + 0.0
+    result = _to_half(exact) if half else round_toward_zero(exact)
     if special:
         _place_specials(a, b, c, result)
     return result
 
 
 def _max_exponent(
-    a: NDArray[np.int16], b: NDArray[np.int16], c_values: NDArray[np.float64]
+    a: NDArray[np.int16], b: NDArray[np.int16], c_values: NDArray[np.float64], c_min_exponent: int
 ) -> NDArray[np.int64]:
-    """The largest exponent among the products and C, (M, N)."""
-    exponent = np.where(c_values == 0, C_MIN_EXPONENT, np.frexp(c_values)[1] - 1)
-    largest = np.maximum(exponent, C_MIN_EXPONENT).astype(np.int16)
+    """The largest exponent among the products and C, (M, N); that of a zero C is C_MIN_EXPONENT."""
+    exponent = np.maximum(np.frexp(c_values)[1] - 1, c_min_exponent)
+    largest = np.where(c_values == 0, C_MIN_EXPONENT, exponent).astype(np.int16)
     product = np.empty_like(largest)
     for a_column, b_column in zip(a, b, strict=True):
         np.add(a_column[:, None], b_column, out=product)
@@ -150,6 +158,12 @@ def round_toward_zero(x: NDArray[np.float64]) -> NDArray[np.float32]:
     away = (np.abs(nearest) > np.abs(x)) & (np.abs(x) < 2.0**128)
     # Magnitudes are ordered as integers, whatever the sign bit: one less is the next value toward zero.
     return (nearest.view(np.int32) - away).view(np.float32)
+
+
+def _to_half(x: NDArray[np.float64]) -> NDArray[np.float32]:
+    """float64 rounded once to float16, to nearest even, as float32."""
+    with np.errstate(over="ignore", under="ignore"):
+        return x.astype(np.float16).astype(np.float32)
 
 
 def _place_specials(

@@ -339,3 +339,34 @@ def test_errors_say_what_was_given_and_what_is_allowed(call, said):
         call()
     for part in said:
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("model", ["float32", "blackwell"])
+def test_f16_accumulators_round_every_step(model):
+    """2048 + 1 is a tie in float16 and stays 2048, step after step; in one step 2048 + 2 arrives."""
+    ones = np.ones((1, 2), np.float32)
+    start = np.full((1, 1), 2048, np.float32)
+    options = {"a_fmt": "f16", "b_fmt": "f16", "accumulate": model, "d_fmt": "f16"}
+    stepwise, at_once = mma(ones, ones, start, k_slice=1, **options), mma(ones, ones, start, k_slice=2, **options)
+    assert stepwise.dtype == np.float16 and (stepwise[0, 0], at_once[0, 0]) == (2048, 2050)
+
+
+def test_f16_accumulators_under_blackwell():
+    """The exact sum is rounded once, to nearest even: 1 + 2^-11 + 2^-24 goes up (by way of a truncated float32 it would not)."""
+    a, b = np.array([[1, 2.0**-11, 2.0**-12]], np.float32), np.array([[1, 1, 2.0**-12]], np.float32)
+    options = {"a_fmt": "f16", "b_fmt": "f16", "k_slice": 16, "accumulate": "blackwell", "d_fmt": "f16"}
+    assert mma(a, b, **options)[0, 0] == np.float16(1 + 2.0**-10)
+    assert mma(a[:, :2], b[:, :2], **options)[0, 0] == 1
+    huge = np.full((1, 1), 65504, np.float32)
+    assert mma(np.array([[16]], np.float32), np.ones((1, 1), np.float32), huge, **options)[0, 0] == np.inf
+    nan = mma(np.array([[np.inf]], np.float32), np.zeros((1, 1), np.float32), huge, **options)
+    assert nan.view(np.uint16)[0, 0] == 0x7FFF
+
+
+def test_a_subnormal_f16_accumulator_counts_with_2_to_the_minus_14():
+    """2 units of 2^-24 and half a unit are a tie; 2^-39 would break it and is kept, 2^-40 is truncated away."""
+    options = {"a_fmt": "bf16", "b_fmt": "bf16", "k_slice": 16, "accumulate": "blackwell", "d_fmt": "f16"}
+    start, ones = np.full((1, 1), 2.0**-23, np.float32), np.ones((1, 2), np.float32)
+    for exponent, units in ((-39, 3), (-40, 2)):
+        a = np.array([[2.0**-25, 2.0**exponent]], np.float32)
+        assert mma(a, ones, start, **options)[0, 0] == units * 2.0**-24

@@ -19,6 +19,7 @@ from mxfp8fa.layouts import tmem
 from mxfp8fa.layouts.matrix_descriptor import MatrixDescriptor, byte_addresses
 from mxfp8fa.numerics.formats import E8M0, FORMATS, decode
 from mxfp8fa.numerics.mma import mma
+from mxfp8fa.numerics.tensor_core_fp4 import fp4_step
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.isa.tcgen05_descriptor import MMAShape
@@ -287,23 +288,20 @@ def _arithmetic(
     if shape.kind == "i8":
         return _integer(shape, a, b, c)
     start = None if c is None else _accumulator_values(c, shape.d_format, p.scale_d)
-    if shape.scales and shape.packed_fp4:
+    if shape.packed_fp4:
         assert a_scale is not None and b_scale is not None
+        if mode == "blackwell":
+            result = fp4_step(a, b, start, a_scale, b_scale, shape.scale_format)
+            return result.view(np.uint32)
         a, b = scaled(a, a_scale, shape.scale_format), scaled(b, b_scale, shape.scale_format)
         a_scale = b_scale = None
+    d_format = "f16" if shape.d_format == "f16" else "f32"
     result = mma(
-        a,
-        b,
-        start,
-        a_scale=a_scale,
-        b_scale=b_scale,
-        a_fmt=shape.a_format,
-        b_fmt=shape.b_format,
-        k_slice=shape.k,
-        accumulate=mode,
-    )
+        a, b, start, a_scale=a_scale, b_scale=b_scale, a_fmt=shape.a_format, b_fmt=shape.b_format, k_slice=shape.k,
+        accumulate=mode, d_fmt=d_format,
+    )  # fmt: skip
     nan = np.isnan(result)
-    if shape.d_format == "f16":
+    if d_format == "f16":
         half = result.astype(np.float16).view(np.uint16).astype(np.uint32)
         return np.where(nan, np.uint32(0x7FFF), half)
     return np.where(nan, np.uint32(0x7FFFFFFF), result.astype(np.float32).view(np.uint32))

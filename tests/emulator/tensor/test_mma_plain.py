@@ -254,3 +254,12 @@ def test_blackwell_mode(name):
         factors = [(float(x), float(y), 1.0, 1.0) for x, y in zip(a[m], b[n], strict=True)]
         wanted = blackwell_step(factors, float(np.float32(data.c[m, n])), FORMATS[c.a], FORMATS[c.b])
         assert found[0, m, n] == wanted, (m, n)
+
+
+def test_blackwell_mode_of_f16_accumulators():
+    """1 + 2^-11 + 2^-24, rounded once to nearest even, goes up; in float32 mode the sum is the same."""
+    c = BASE["f16"].change(d="f16")
+    one, small, smaller = (int(np.float16(x).view(np.uint16)) for x in (1, 2.0**-11, 2.0**-12))
+    for mode in ("blackwell", "exact"):
+        cell = single(c, [one, small, smaller], [one, one, smaller], accumulate=mode)
+        assert cell.view(np.uint32) & 0xFFFF == 0x3C01
