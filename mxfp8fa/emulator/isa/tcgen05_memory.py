@@ -266,8 +266,8 @@ def wait_st(warp: Warp, bits: int) -> Outcome | None:
 
 
 @machine(
-    "tcgen05.fence::place",
-    place=("before_thread_sync", "after_thread_sync"),
+    "tcgen05.place",
+    place=("fence::before_thread_sync", "fence::after_thread_sync"),
     section="9.7.16.11 tcgen05.fence",
     not_modelled="ordering: it changes nothing here",
 )
