@@ -68,9 +68,10 @@ def emulate(form: Form, arrays: list[np.ndarray], active: np.ndarray) -> list[np
 def _with_constant(form: Form, arrays: list[np.ndarray], constant: int) -> list[np.ndarray]:
     remaining = iter(arrays)
     n = len(arrays[0])
-    return [
+    named = [
         np.full(n, constant, raw_dtype(o.type)) if o.name == form.immediate else next(remaining) for o in form.inputs
     ]
+    return [*named, *remaining]  # a carry flag comes last
 
 
 def _full(result: np.ndarray, count: int) -> np.ndarray:

@@ -31,6 +31,9 @@ class Operand:
     ptx_type: str
 
 
+CARRY_IN, CARRY_OUT = Operand("carry_in", "pred", "pred"), Operand("carry_out", "pred", "pred")
+
+
 @dataclass(frozen=True)
 class Form:
     """One spelling of a pure instruction.
@@ -38,7 +41,7 @@ class Form:
     Attributes:
         mnemonic: opcode and qualifiers.
         definition, modifiers: what it means.
-        inputs, outputs: the operands, a pair ``d|p`` as two outputs.
+        inputs, outputs: the operands, a pair ``d|p`` as two outputs; a carry flag that is written is the last output.
         immediate: name of the operand that must be a constant, or "".
     """
 
@@ -61,8 +64,9 @@ class Form:
 
     @property
     def arrays(self) -> tuple[Operand, ...]:
-        """The inputs that come from memory."""
-        return tuple(o for o in self.inputs if o.name != self.immediate)
+        """The inputs that come from memory; a carry flag that is read is the last."""
+        named = tuple(o for o in self.inputs if o.name != self.immediate)
+        return (*named, CARRY_IN) if self.definition.extra.get("carry_in") else named
 
     @property
     def collective(self) -> bool:
@@ -100,7 +104,7 @@ def _operands(
         (outputs if spec.output else inputs).append(written)
         if spec.pair:
             outputs.append(Operand(spec.pair, definition.operand_type(spec.pair_type, modifiers), spec.pair_type))
-    return tuple(inputs), tuple(outputs)
+    return tuple(inputs), (*outputs, CARRY_OUT) if definition.extra.get("carry_out") else tuple(outputs)
 
 
 def forms_of(definition: Definition) -> Iterator[Form]:
@@ -168,6 +172,24 @@ def _instruction(form: Form, names: dict[str, str], constant: int) -> str:
     return f"{form.mnemonic} {', '.join(texts)};"
 
 
+def _set_carry(form: Form) -> list[str]:
+    """CC.CF = %carry_in_: by a sum that overflows, for subtractions by a difference that borrows."""
+    if CARRY_IN not in form.arrays:
+        return []
+    overflow = (
+        "sub.cc.u32 %flag, 0, %flag;" if form.definition.opcode == "subc" else "add.cc.u32 %flag, %flag, 0xFFFFFFFF;"
+    )
+    return [f"selp.b32 %flag, 1, 0, %{CARRY_IN.name}_;", overflow]
+
+
+def _get_carry(form: Form) -> list[str]:
+    """%carry_out_ = CC.CF."""
+    if CARRY_OUT not in form.outputs:
+        return []
+    operation = "subc" if form.definition.opcode.startswith("sub") else "addc"
+    return [f"{operation}.u32 %flag, 0, 0;", f"setp.ne.u32 %{CARRY_OUT.name}_, %flag, 0;"]
+
+
 def kernel(form: Form, name: str) -> str:
     """PTX of an entry point that executes `form` once per thread (for each constant, where one is needed).
 
@@ -186,7 +208,7 @@ def kernel(form: Form, name: str) -> str:
         if form.collective:
             body += [_clear(o, names[o.name]) for o in form.outputs]
         guard = f"@{names['active']} " if form.collective else ""
-        body.append(guard + _instruction(form, names, constant))
+        body += [*_set_carry(form), guard + _instruction(form, names, constant), *_get_carry(form)]
         for i, operand in enumerate(form.outputs):
             body += [f"mad.lo.u32 %where, %count, {k}, %i;", *_address(f"p{len(arrays) + i}", "%where", operand)]
             body += _store(operand, names[operand.name], "%at")
@@ -195,7 +217,7 @@ def kernel(form: Form, name: str) -> str:
     head += [
         "    .reg .b64 %at;",
         "    .reg .b64 %off;",
-        "    .reg .b32 %i, %t, %where, %count;",
+        "    .reg .b32 %i, %t, %where, %count, %flag;",
         "    .reg .b16 %byte;",
     ]
     return "\n".join([*head, *(f"    {line}" for line in body), "}"])

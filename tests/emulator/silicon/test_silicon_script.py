@@ -12,6 +12,7 @@ from measured import ROOT, results
 from silicon import forms as silicon_forms
 from silicon import gpu, sample, worker
 from silicon.comparison import NOT_COMPARABLE, compare, ulp_distance
+from silicon.emulated import run_form
 from silicon.explanations import FORMS, PROGRAMS, explain
 from silicon.inputs import COUNT, EDGES, FLOATS, float_edges, integer_edges, pool, random_words, unary_pool
 from silicon.programs import all_programs
@@ -162,3 +163,13 @@ def test_explanations_are_for_what_differs() -> None:
 
 def test_the_page_is_made_from_the_results() -> None:
     assert (ROOT / "docs/silicon.md").read_text() == page(results()), "run: python scripts/silicon report"
+
+
+@pytest.mark.parametrize("key", ["add.cc.u32/2", "addc.cc.s64/2", "subc.cc.u32/2", "sub.cc.s32/2", "madc.hi.u32/3"])
+def test_carry_flags_go_through_the_kernel(key: str) -> None:
+    """The flag that is read comes from an input, the one that is written is an output."""
+    form = silicon_forms.all_forms()[key]
+    arrays, active = silicon_forms.inputs(form)
+    arrays, active = [a[-BLOCK_THREADS:] for a in arrays], active[-BLOCK_THREADS:]
+    for machine, lanes in zip(run_form(form, arrays, active), silicon_forms.emulate(form, arrays, active), strict=True):
+        np.testing.assert_array_equal(machine, lanes)
