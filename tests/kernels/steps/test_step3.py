@@ -13,6 +13,7 @@ from mxfp8fa.kernels import MXOperand, compile_kernel  # noqa: E402
 from mxfp8fa.kernels.steps import step3_block_scaled as step  # noqa: E402
 from mxfp8fa.layouts import unpack_atoms  # noqa: E402
 from mxfp8fa.numerics import MXTensor, mma, quantize  # noqa: E402
+from mxfp8fa.studies.scale_way import WRONG_PLACES, misplace  # noqa: E402
 
 ORDERS = {"KK": "a and b K-major", "KN": "b N-major", "MK": "a M-major", "MN": "both MN-major"}
 
@@ -114,33 +115,13 @@ def test_nothing_waits_for_the_order_of_mma_and_cp(compiled):
     )
 
 
-def moved(packed, way):
-    """Packed scales (row tiles, K tiles, 512), wrongly placed."""
-    atoms = packed.reshape(*packed.shape[:2], 32, 4, 4)  # row % 32, row // 32, block of K
-    wrong = {
-        "rows 32 apart swapped": atoms.flip(3),
-        "neighbouring rows swapped": atoms.roll(1, 2),
-        "blocks of K reversed": atoms.flip(4),
-        "rows and blocks transposed": atoms.transpose(3, 4),
-        "tiles of K swapped": atoms.flip(1),
-        "tiles of rows swapped": atoms.flip(0),
-    }[way]
-    return wrong.contiguous().reshape(packed.shape)
-
-
-WAYS = (
-    "rows 32 apart swapped", "neighbouring rows swapped", "blocks of K reversed", "rows and blocks transposed",
-    "tiles of K swapped", "tiles of rows swapped",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("which", ["a", "b"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WRONG_PLACES)
 def test_a_wrong_placement_of_scales_is_noticed(compiled, way, which):
     """The result is not the model's, and is what the model gives for exactly those scales."""
     a, b, a_torch, b_torch = pair(256, 256, 256)
     right = {"a": (a, a_torch), "b": (b, b_torch)}[which]
-    scales = {"tokens": moved(right[1].scales["tokens"], way)}
+    scales = {"tokens": misplace(right[1].scales["tokens"], way)}
     wrong = MXOperand(right[1].codes, scales, right[1].axes)
     wrong_model = MXTensor(right[0].codes, unpack_atoms(scales["tokens"].numpy(), 256, 8), axes=(1,))
     d = empty(256, 256)
