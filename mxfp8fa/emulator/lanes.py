@@ -46,8 +46,8 @@ def integer_divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def integer_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a - b * (a / b) with the sign of a; a itself where b is 0."""
-    return np.where(b == 0, a, a - b * integer_divide(a, b))
+    """a - b * (a / b) with the sign of a; all ones where b is 0, as an H200 has it."""
+    return np.where(b == 0, ~np.zeros_like(a), a - b * integer_divide(a, b))
 
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>"}

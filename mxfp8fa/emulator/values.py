@@ -188,7 +188,7 @@ def divide(a: Value, b: Value) -> Value:
 
 
 def remainder(a: Value, b: Value) -> Value:
-    """Integer remainder with the sign of a. Remainder by zero gives a (PTX: unspecified)."""
+    """Integer remainder with the sign of a. Remainder by zero gives all ones (PTX: unspecified)."""
     return _binary("remainder", a, b)
 
 

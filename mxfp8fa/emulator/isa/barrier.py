@@ -101,33 +101,33 @@ def _all_any(found: Outcome | tuple[int, int], op: str) -> Any:
 
 
 @machine("bar{.cta}.red.popc.u32 d, a, c:pred", section="9.7.13 bar")
-@machine("barrier{.cta}.red.popc.aligned.u32 d, a, c:pred", section="9.7.13 barrier")
-def bar_red_popc(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, cta: bool = False) -> Any:
+@machine("barrier{.cta}.red.popc{.aligned}.u32 d, a, c:pred", section="9.7.13 barrier")
+def bar_red_popc(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, aligned: bool = True, cta: bool = False) -> Any:
     """d = how many threads of the CTA have c true, after all have arrived."""
-    return _popc(_reduce(warp, bits, a, None, c, True))
+    return _popc(_reduce(warp, bits, a, None, c, aligned))
 
 
 @machine("bar{.cta}.red.popc.u32 d, a, b, c:pred", section="9.7.13 bar")
-@machine("barrier{.cta}.red.popc.aligned.u32 d, a, b, c:pred", section="9.7.13 barrier")
-def bar_red_popc_count(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, cta: bool = False) -> Any:
+@machine("barrier{.cta}.red.popc{.aligned}.u32 d, a, b, c:pred", section="9.7.13 barrier")
+def bar_red_popc_count(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, aligned: bool = True, cta: bool = False) -> Any:
     """d = how many of the b threads have c true, after all have arrived."""
-    return _popc(_reduce(warp, bits, a, b, c, True))
+    return _popc(_reduce(warp, bits, a, b, c, aligned))
 
 
 @machine("bar{.cta}.red.op.pred p, a:u32, c", op=("and", "or"), section="9.7.13 bar")
-@machine("barrier{.cta}.red.op.aligned.pred p, a:u32, c", op=("and", "or"), section="9.7.13 barrier")
-def bar_red(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, op: str, cta: bool = False) -> Any:
+@machine("barrier{.cta}.red.op{.aligned}.pred p, a:u32, c", op=("and", "or"), section="9.7.13 barrier")
+def bar_red(warp: Warp, bits: int, a: np.ndarray, c: np.ndarray, *, op: str, aligned: bool = True, cta: bool = False) -> Any:
     """p = c of all (and) or of any (or) thread of the CTA, after all have arrived."""
-    return _all_any(_reduce(warp, bits, a, None, c, True), op)
+    return _all_any(_reduce(warp, bits, a, None, c, aligned), op)
 
 
 @machine("bar{.cta}.red.op.pred p, a:u32, b:u32, c", op=("and", "or"), section="9.7.13 bar")
-@machine("barrier{.cta}.red.op.aligned.pred p, a:u32, b:u32, c", op=("and", "or"), section="9.7.13 barrier")
+@machine("barrier{.cta}.red.op{.aligned}.pred p, a:u32, b:u32, c", op=("and", "or"), section="9.7.13 barrier")
 def bar_red_count(
-    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, cta: bool = False
+    warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, op: str, aligned: bool = True, cta: bool = False
 ) -> Any:
     """p = c of all (and) or of any (or) of the b threads, after all have arrived."""
-    return _all_any(_reduce(warp, bits, a, b, c, True), op)
+    return _all_any(_reduce(warp, bits, a, b, c, aligned), op)
 
 
 @machine("bar.warp.sync a", section="9.7.13 bar.warp.sync")
@@ -204,6 +204,8 @@ _SCOPE = ("cta", "cluster", "gpu", "sys")
 )
 def fence(warp: Warp, bits: int, *, which: str = "", op_restrict: str = "", **_: Any) -> None:
     """Order memory accesses."""
+    if not which and "async::generic" in warp.program.instructions[warp.group.pc].qualifiers:
+        which = "async.shared"
     warp.machine.watch.fence(f"proxy.{which}" if which else op_restrict or "threads")
 
 

@@ -186,7 +186,7 @@ def div(a: Value, b: Value, *, type: str) -> Value:
 
 @pure("rem.type d, a, b", type=INTEGER, section="9.7.1 rem",
       not_modelled="the sign for negative operands is machine-dependent: here that of a; "
-      "remainder by zero is unspecified: a here")  # fmt: skip
+      "remainder by zero is unspecified: all ones here, as on an H200")  # fmt: skip
 def rem(a: Value, b: Value, *, type: str) -> Value:
     """d = a - b * (a / b)."""
     return remainder(a, b)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mxfp8fa.emulator.isa.registry import machine, pure
 from mxfp8fa.emulator.machine import access
-from mxfp8fa.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES
+from mxfp8fa.emulator.machine.memory import LOCAL_WINDOW, SHARED_RANK_SHIFT, SHARED_WINDOW, WINDOW_BYTES
 from mxfp8fa.emulator.machine.warp import Warp
 from mxfp8fa.emulator.values import BITS, Value, const, select, value_type
 
@@ -158,8 +158,12 @@ def cvta_to_window(a: Value, *, space: str) -> Value:
     return a - (LOCAL_WINDOW if space == "local" else SHARED_WINDOW)
 
 
-@pure("isspacep.space d:pred, a:u64", space=("global", "const", "local", "shared", "shared::cta", "shared::cluster", "param", "param::entry"), section="9.7.9 isspacep",
-      not_modelled="telling constants and parameters from global memory; shared::cta from shared::cluster")  # fmt: skip
+@pure(
+    "isspacep.space d:pred, a:u64",
+    space=("global", "const", "local", "shared::cluster", "param", "param::entry"),
+    section="9.7.9 isspacep",
+    not_modelled="telling constants and parameters from global memory",
+)
 def isspacep(a: Value, *, space: str) -> Value:
     """d = whether the generic address a lies in the named space."""
     shared = (a >= SHARED_WINDOW) & (a < SHARED_WINDOW + WINDOW_BYTES)
@@ -169,6 +173,13 @@ def isspacep(a: Value, *, space: str) -> Value:
     if space == "local":
         return local
     return ~(shared | local) if space == "global" else (a < 0)
+
+
+@machine("isspacep.space d:pred, a:u64", space=("shared", "shared::cta"), section="9.7.9 isspacep")
+def isspacep_own(warp: Warp, bits: int, a: np.ndarray, *, space: str) -> np.ndarray:
+    """d = whether the generic address a lies in the shared memory of the thread's own CTA."""
+    first = np.uint64(SHARED_WINDOW + (warp.cta.rank << SHARED_RANK_SHIFT))
+    return (a >= first) & (a - first < np.uint64(1 << SHARED_RANK_SHIFT))
 
 
 @pure(

@@ -15,6 +15,7 @@ from mxfp8fa.emulator.ptx import syntax
 
 Read = Callable[[Warp], np.ndarray]
 _LANE = np.arange(LANES, dtype=np.uint64)
+WARPS_PER_SM = 64  # most warp identifiers of an SM; what an H200 answers
 _AXES = {"x": 0, "y": 1, "z": 2}
 _MASKS = {
     "lanemask_eq": np.uint64(1) << _LANE,
@@ -62,7 +63,7 @@ _VECTORS: dict[str, Callable[[Warp], tuple[int, int, int]]] = {
 _SCALARS: dict[str, Callable[[Warp], Any]] = {
     "laneid": lambda w: _LANE,
     "warpid": lambda w: w.index,
-    "nwarpid": lambda w: len(w.cta.warps),
+    "nwarpid": lambda w: WARPS_PER_SM,
     "smid": lambda w: (w.machine.finished_clusters * len(w.cta.cluster.ctas) + w.cta.rank) % w.machine.options.sm_count,
     "nsmid": lambda w: w.machine.options.sm_count,
     "gridid": lambda w: 1,
