@@ -20,6 +20,7 @@ from mxfp8fa.emulator.machine.machine import Machine, run_machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
 from mxfp8fa.emulator.machine.program import Program, load_program
 from mxfp8fa.emulator.machine.watch import Watch
+from mxfp8fa.emulator.names import Names
 from mxfp8fa.emulator.report import LaunchReport, Report
 from mxfp8fa.emulator.trace import Watches
 
@@ -38,6 +39,7 @@ def run(
     allow: Sequence[Any] = (),
     progress: Progress = None,
     trace: Watch | None = None,
+    names: Names | None = None,
     **keywords: Any,
 ) -> Report:
     """Run a compiled CuTe DSL function in the emulator, host code and all its kernels.
@@ -48,6 +50,7 @@ def run(
         allow: further valid global memory: tensors, arrays or (address, size_bytes) pairs.
         progress: True (lines on stderr), or a function that takes a line; None is silent.
         trace: an observer of the run, usually a `Trace`, to be looked at afterwards.
+        names: names of roles, barriers and buffers for the checker's reports (`kernels.names.names_of`).
         **keywords: fields of `Options` (schedule, seed, uninitialised, accumulate, wait_ld, check, sm_count, ...);
             everything else goes to the compiled function.
 
@@ -62,7 +65,7 @@ def run(
 
     options = Options(**{k: keywords.pop(k) for k in list(keywords) if k in OPTION_NAMES})
     report = Report()
-    _run_call(HostCall(compiled, args, keywords), options, allow, _printer(progress), trace, report)
+    _run_call(HostCall(compiled, args, keywords), options, allow, _printer(progress), trace, report, names)
     return report
 
 
@@ -100,7 +103,7 @@ def active(
 
 def run_ptx(
     ptx: str, kernel: str, *, grid: Dim, block: Dim, cluster: Dim = 1, smem_bytes: int = 0, params: Sequence[Any] | bytes = (),
-    allow: Sequence[Any] = (), progress: Progress = None, trace: Watch | None = None, **options: Any,
+    allow: Sequence[Any] = (), progress: Progress = None, trace: Watch | None = None, names: Names | None = None, **options: Any,
 ) -> Report:  # fmt: skip
     """Run one kernel of a PTX text.
 
@@ -116,6 +119,7 @@ def run_ptx(
         allow: as for `run`.
         progress: as for `run`.
         trace: as for `run`.
+        names: as for `run`.
         **options: fields of `Options`.
 
     Returns:
@@ -139,7 +143,7 @@ def run_ptx(
         ranges += own
     spec = LaunchSpec(_dim3(grid, "grid"), _dim3(block, "block"), _dim3(cluster, "cluster"), smem_bytes, block_bytes)
     report = Report()
-    _launch(program, spec, ranges, chosen, _printer(progress), trace, report)
+    _launch(program, spec, ranges, chosen, _printer(progress), trace, report, names)
     return report
 
 
@@ -157,21 +161,25 @@ def _run_call(
     show: Callable[[str], None] | None,
     trace: Watch | None,
     report: Report,
+    names: Names | None = None,
 ) -> None:
     from mxfp8fa.emulator.host import Device
 
     ranges = call.memory_ranges(allow)
+    history: list[Checker] = []
 
     def on_launch(launch: Launch) -> None:
         program = load_program(launch.ptx, launch.kernel)
-        _launch(program, launch_spec(program, launch), ranges, options, show, trace, report)
+        _launch(program, launch_spec(program, launch), ranges, options, show, trace, report, names, history)
 
     call.execute(on_launch, device=Device(sm_count=options.sm_count), allow=allow)
 
 
 def launch_spec(program: Program, launch: Launch) -> LaunchSpec:
     """A launch of the host code, as the machine takes it."""
-    return LaunchSpec(launch.grid, launch.block, launch.cluster, launch.smem_bytes, _join(program, launch.params))
+    overlaps = launch.programmatic_stream_serialization
+    params = _join(program, launch.params)
+    return LaunchSpec(launch.grid, launch.block, launch.cluster, launch.smem_bytes, params, overlaps)
 
 
 def _join(program: Program, params: Sequence[bytes]) -> bytes:
@@ -185,14 +193,16 @@ def _join(program: Program, params: Sequence[bytes]) -> bytes:
 
 def _launch(
     program: Program, spec: LaunchSpec, ranges: Sequence[MemoryRange], options: Options,
-    show: Callable[[str], None] | None, trace: Watch | None, report: Report,
+    show: Callable[[str], None] | None, trace: Watch | None, report: Report, names: Names | None = None,
+    history: list[Checker] | None = None,
 ) -> None:  # fmt: skip
     start = time.perf_counter()
     memory = GlobalMemory(program.ranges() + [Range(r.address, r.size_bytes, r.name, r.writable, r) for r in ranges])
     program.begin(spec.params)
     watches = [] if trace is None else [trace]
-    if options.check == "races":
-        watches.append(Checker(assume_mma_cp_order=options.assume_mma_cp_order))
+    checker = _checker(spec, options, names, history or []) if options.check == "races" else None
+    if checker is not None:
+        watches.append(checker)
     watch = Watches(watches) if len(watches) > 1 else watches[0] if watches else None
     tick = None if show is None else _ticker(program, spec, show)
     machine = run_machine(program, spec, memory, options, tick, watch)
@@ -209,7 +219,20 @@ def _launch(
             options.schedule,
             options.seed,
             machine.watch.findings(),
+            checker.allowed() if checker is not None else [],
         )
+    )
+    if checker is not None and history is not None:
+        history[:] = [checker]
+
+
+def _checker(spec: LaunchSpec, options: Options, names: Names | None, history: list[Checker]) -> Checker:
+    """The checker of a launch; one that may overlap the launch before is checked against it."""
+    return Checker(
+        assume_mma_cp_order=options.assume_mma_cp_order,
+        assume_tcgen05_order=options.assume_tcgen05_order,
+        names=names,
+        predecessor=history[-1] if history and spec.overlaps else None,
     )
 
 

@@ -3,16 +3,23 @@
 A kernel's launches are recorded once. Then, for every mutant, the same launches run with one instruction weakened, under
 one schedule after another until one catches it. Caught means a finding of the checker or an error (deadlock, barrier,
 poison, out of bounds); a merely wrong result does not count. What survives is either equivalent (some other edge orders
-the same accesses) or a blind spot.
+the same accesses; `check.witness` names it) or a blind spot of the checker or of the input.
+
+    study = run_study(record(compiled, *args, sm_count=1))
+    print(study)
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mxfp8fa.emulator.check import Checker
+from mxfp8fa.emulator.check import Checker, Finding
+from mxfp8fa.emulator.check.allowed import reason_to_allow
+from mxfp8fa.emulator.check.witness import Witness
 from mxfp8fa.emulator.errors import EmulationError, Site
 from mxfp8fa.emulator.machine.binding import Step, bind
 from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
@@ -20,9 +27,12 @@ from mxfp8fa.emulator.machine.machine import run_machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
 from mxfp8fa.emulator.machine.program import Program, load_program
 from mxfp8fa.emulator.machine.warp import Warp
+from mxfp8fa.emulator.names import Names
 from mxfp8fa.emulator.ptx import syntax
 
 SCHEDULES: tuple[tuple[str, int], ...] = (("eager", 0), ("lazy", 0), *(("random", seed) for seed in range(6)))
+OUTCOMES = ("caught", "equivalent", "survived", "not executed")
+_FENCES = ("fence", "membar")
 
 
 @dataclass(frozen=True)
@@ -50,17 +60,34 @@ class Verdict:
 
     Attributes:
         mutant: which.
-        caught_by: "race", "visibility", "barrier", ... (a finding), the name of an error, or "" when it survived.
-        schedule: the schedule that caught it, "eager", "lazy" or "random:3".
-        message: first line of the finding or error.
-        wrong_output: whether a schedule gave another result (by `same`), though nothing was reported.
+        outcome: "caught", "equivalent" (with a reason), "survived", or "not executed" by this input.
+        caught_by: "race", "visibility", "barrier", ... (a finding), the name of an error, or "".
+        schedule: the schedule that caught it: "eager", "lazy" or "random:3".
+        message: first line of the finding or error; for an equivalent mutant the reason.
+        wrong_output: whether a schedule gave another result, though nothing was reported.
     """
 
     mutant: Mutant
-    caught_by: str
-    schedule: str
-    message: str
+    outcome: str
+    caught_by: str = ""
+    schedule: str = ""
+    message: str = ""
     wrong_output: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        site = self.mutant.site
+        return {
+            "change": self.mutant.change,
+            "ptx_line": site.ptx_line,
+            "source": site.source,
+            "instruction": site.text,
+            "outcome": self.outcome,
+            "caught_by": self.caught_by,
+            "schedule": self.schedule,
+            "message": self.message,
+            "wrong_output": self.wrong_output,
+        }
 
 
 @dataclass(frozen=True)
@@ -93,7 +120,7 @@ def record(compiled: Any, *args: Any, sm_count: int = 148, allow: Sequence[Any] 
 
 
 def mutants(program: Program) -> Iterator[Mutant]:
-    """Every mutant of a kernel, in program order."""
+    """Every mutant of a kernel that differs from it, in program order."""
     for i in program.instructions:
         for change, step in _weakened(i, program):
             yield Mutant(program.kernel.name, i.index, change, program.site(i.index, (0, 0, 0), 0, None), step)
@@ -117,18 +144,34 @@ def _weakened(i: syntax.Instruction, program: Program) -> Iterator[tuple[str, St
         yield "expect_tx removed", _nothing
     elif head == "mbarrier.init":
         yield "count one more", _adjusted(i, program, 1, lambda value: value + 1)
-        yield (
-            "count one less",
-            _adjusted(i, program, 1, lambda value: max(value - 1, 1)),
-        )  # a count of 1 stays: equivalent
+        if _constant(i.operands[1], program) != 1:
+            yield "count one less", _adjusted(i, program, 1, lambda value: max(value - 1, 1))
     elif head == "tcgen05.commit":
         yield "commit removed", _nothing
-    elif head.startswith(("tcgen05.wait", "tcgen05.fence")) or head in ("fence.proxy", "fence.mbarrier_init"):
-        yield f"{i.opcode}.{i.qualifiers[0]} removed", _nothing
+    elif head in (
+        "tcgen05.wait::ld",
+        "tcgen05.wait::st",
+        "tcgen05.fence::before_thread_sync",
+        "tcgen05.fence::after_thread_sync",
+    ):
+        yield f"{i.qualifiers[0]} removed", _nothing
+    elif i.opcode in _FENCES or head == "griddepcontrol.wait":
+        yield f"{head} removed", _nothing
     elif head in ("cp.async", "cp.async.bulk") and any(q.startswith("wait") for q in i.qualifiers):
         yield "group wait removed", _nothing
-    elif i.opcode in ("bar", "barrier") and i.qualifiers[0] != "warp" and i.mnemonic != "bar.warp.sync":
-        yield f"{i.opcode} removed", _nothing
+    elif i.opcode in ("bar", "barrier") and i.qualifiers[0] != "warp":
+        yield "thread barrier removed", _nothing
+
+
+def _constant(operand: Any, program: Program) -> int | None:
+    """The value of an operand that is a constant, or a register that is only ever given one; None otherwise."""
+    if isinstance(operand, syntax.Immediate):
+        return int(operand.value)
+    makers = [i for i in program.instructions if i.operands and i.operands[0] == operand and i.opcode != "st"]
+    if len(makers) == 1 and makers[0].opcode == "mov":
+        source = makers[0].operands[1]
+        return _constant(source, program) if source != operand else None
+    return None
 
 
 def _bind(i: syntax.Instruction, program: Program) -> Step:
@@ -173,67 +216,244 @@ def _adjusted(i: syntax.Instruction, program: Program, position: int, change: Ca
     return run
 
 
+# -- the unbroken kernel ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What is known of the unbroken kernel.
+
+    Attributes:
+        benign: its own findings, as (kind, PTX line): they do not count.
+        executed: (kernel, index) of every instruction that the input reaches.
+        unused: (kernel, index) of every mbarrier.init whose barriers nobody ever uses.
+        outputs: bytes of every writable range after the run.
+    """
+
+    benign: frozenset[tuple[str, int]]
+    executed: frozenset[tuple[str, int]]
+    unused: frozenset[tuple[str, int]]
+    outputs: list[bytes]
+
+
+class _Users(Checker):
+    """A checker that notes which mbarriers are used after they were initialised."""
+
+    def __init__(self, options: Options):
+        super().__init__(**_assumptions(options))
+        self.used: dict[int, bool] = {}  # index of an mbarrier.init -> whether a barrier of it is used
+        self._made_by: dict[tuple[int, int], int] = {}
+
+    def barrier_initialised(self, cta: Any, offset: int) -> None:
+        """A barrier begins, unused."""
+        super().barrier_initialised(cta, offset)
+        if self._warp is not None:
+            pc = self._made_by[id(cta), offset] = self._warp.group.pc
+            self.used.setdefault(pc, False)
+
+    def barrier_used(self, cta: Any, offset: int) -> None:
+        """Somebody uses it."""
+        super().barrier_used(cta, offset)
+        if (id(cta), offset) in self._made_by:
+            self.used[self._made_by[id(cta), offset]] = True
+
+
+def _assumptions(options: Options) -> dict[str, Any]:
+    return {
+        "assume_mma_cp_order": options.assume_mma_cp_order,
+        "assume_tcgen05_order": options.assume_tcgen05_order,
+    }
+
+
+def baseline(launches: Sequence[Recorded], **options: Any) -> Baseline:
+    """Run the unbroken launches once."""
+    executed: set[tuple[str, int]] = set()
+    unused: set[tuple[str, int]] = set()
+    findings: list[Finding] = []
+    chosen = Options(**options)
+    for recorded in launches:
+        name, watch = recorded.program.kernel.name, _Users(chosen)
+        _run(recorded, chosen, watch)
+        executed |= {(name, pc) for pc, n in enumerate(recorded.program.counts) if n}
+        unused |= {(name, pc) for pc, used in watch.used.items() if not used}
+        findings += watch.findings()
+    return Baseline(frozenset(map(finding_key, findings)), frozenset(executed), frozenset(unused), _outputs(launches))
+
+
+def equivalence(
+    launches: Sequence[Recorded], mutant: Mutant, known: Baseline, names: Callable[[Any], str], **options: Any
+) -> str:
+    """Why a mutant that survived is equivalent for this input, or "" if nothing shows it.
+
+    For a deleted wait, fence or barrier the unbroken kernel runs once more under the eye of a `Witness`.
+    """
+    if (mutant.kernel, mutant.pc) in known.unused:
+        return "nobody arrives on this barrier or waits for it"
+    if "wait::ld" in mutant.change:
+        return "the first use of a loaded register orders the load (only under wait_ld=dependency)"
+    if not mutant.change.endswith("removed"):
+        return ""
+    chosen, arguments = Options(**options), []
+    for recorded in launches:
+        if recorded.program.kernel.name == mutant.kernel:
+            witness = Witness(mutant.pc, names, **_assumptions(chosen))
+            _run(recorded, chosen, witness)
+            arguments.append(witness.argument(known.benign))
+    return arguments[0] if arguments and all(arguments) else ""
+
+
+def _plain_name(key: Any) -> str:
+    return Names().barrier(key)
+
+
+def finding_key(finding: Finding) -> tuple[str, int]:
+    """What identifies a finding of the unbroken kernel: its kind and the later PTX line."""
+    side = finding.second or finding.first
+    return finding.kind, side[1].ptx_line if side is not None else 0
+
+
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
+class _Found(Exception):
+    """The checker found something; the rest of the run does not matter."""
+
+
+class _Impatient(Checker):
+    """A checker that ends the run at the first finding that counts."""
+
+    def __init__(self, benign: frozenset[tuple[str, int]], options: Options):
+        super().__init__(**_assumptions(options))
+        self._benign = benign
+        self.first: Finding | None = None
+
+    def _report(self, key: Any, finding: Finding) -> None:
+        if finding_key(finding) not in self._benign and not reason_to_allow(finding):
+            self.first = finding
+            raise _Found
+
+
 def run_mutant(
-    launches: Sequence[Recorded], mutant: Mutant, *, schedules: Sequence[tuple[str, int]] = SCHEDULES,
-    benign: frozenset[tuple[str, int]] = frozenset(), prepare: Callable[[], None] | None = None,
-    same: Callable[[], bool] | None = None, **options: Any,
+    launches: Sequence[Recorded], mutant: Mutant, known: Baseline, *,
+    schedules: Sequence[tuple[str, int]] = SCHEDULES, names: Callable[[Any], str] | None = None, **options: Any,
 ) -> Verdict:  # fmt: skip
     """Run a mutant under one schedule after another until it is caught.
 
     Args:
         launches: what `record` returned.
         mutant: one of `mutants` of one of the launches' programs.
+        known: what `baseline` said of the unbroken launches.
         schedules: (schedule, seed) pairs.
-        benign: findings of the unbroken kernel, as (kind, PTX line), that do not count.
-        prepare: called before every run (to clear outputs).
-        same: whether the outputs are those of the unbroken kernel; called after a run without findings.
+        names: key of a barrier -> its name in arguments.
         **options: further `Options`.
     """
+    if (mutant.kernel, mutant.pc) not in known.executed:
+        return Verdict(mutant, "not executed")
     wrong = False
     for schedule, seed in schedules:
         name = schedule if schedule != "random" else f"random:{seed}"
-        if prepare is not None:
-            prepare()
         try:
-            found = _replay(launches, mutant, Options(schedule=schedule, seed=seed, **options))
+            found = _replay(launches, mutant, Options(schedule=schedule, seed=seed, **options), known.benign)
         except EmulationError as error:
-            return Verdict(mutant, type(error).__name__, name, error.message.split("\n")[0])
-        found = [f for f in found if finding_key(f) not in benign]
-        if found:
-            return Verdict(mutant, found[0].kind, name, str(found[0]).split("\n")[0])
-        wrong = wrong or (same is not None and not same())
-    return Verdict(mutant, "", "", "", wrong)
+            return Verdict(mutant, "caught", type(error).__name__, name, error.message.split("\n")[0])
+        if found is not None:
+            return Verdict(mutant, "caught", found.kind, name, str(found).split("\n")[0])
+        wrong = wrong or _outputs(launches) != known.outputs
+    reason = "" if wrong else equivalence(launches, mutant, known, names or _plain_name, **options)
+    return Verdict(mutant, "equivalent" if reason else "survived", message=reason, wrong_output=wrong)
 
 
-def finding_key(finding: Any) -> tuple[str, int]:
-    """What identifies a finding of the unbroken kernel: its kind and the later PTX line."""
-    side = finding.second or finding.first
-    return finding.kind, side[1].ptx_line if side is not None else 0
-
-
-def baseline(launches: Sequence[Recorded], **options: Any) -> frozenset[tuple[str, int]]:
-    """Findings of the unbroken kernel."""
-    return frozenset(finding_key(f) for f in _replay(launches, None, Options(**options)))
-
-
-def _replay(launches: Sequence[Recorded], mutant: Mutant | None, options: Options) -> list[Any]:
-    findings: list[Any] = []
+def _replay(
+    launches: Sequence[Recorded], mutant: Mutant, options: Options, benign: frozenset[tuple[str, int]]
+) -> Finding | None:
+    """Run all launches, one instruction of one kernel replaced; the first finding, if any."""
     for recorded in launches:
-        program = recorded.program
-        program.begin(recorded.spec.params)
-        mine = mutant is not None and mutant.kernel == program.kernel.name
-        kept = program.steps[mutant.pc] if mutant is not None and mine else None
-        if mutant is not None and mine:
-            program.steps[mutant.pc] = mutant.step
+        steps = recorded.program.steps
+        kept = steps[mutant.pc]
+        if mutant.kernel == recorded.program.kernel.name:
+            steps[mutant.pc] = mutant.step
+        watch = _Impatient(benign, options)
         try:
-            memory = GlobalMemory(program.ranges() + recorded.ranges)
-            watch = Checker(assume_mma_cp_order=options.assume_mma_cp_order)
-            run_machine(program, recorded.spec, memory, options, watch=watch)
-            findings += watch.findings()
+            _run(recorded, options, watch)
+        except _Found:
+            return watch.first
         finally:
-            if mutant is not None and kept is not None:
-                program.steps[mutant.pc] = kept
-    return findings
+            steps[mutant.pc] = kept
+    return None
+
+
+def _run(recorded: Recorded, options: Options, watch: Checker) -> None:
+    recorded.program.begin(recorded.spec.params)
+    memory = GlobalMemory(recorded.program.ranges() + recorded.ranges)
+    run_machine(recorded.program, recorded.spec, memory, options, watch=watch)
+
+
+def _outputs(launches: Sequence[Recorded]) -> list[bytes]:
+    """The bytes of every writable range."""
+    ranges = launches[0].ranges if launches else []
+    return [ctypes.string_at(r.address, r.size_bytes) for r in ranges if r.writable]
+
+
+# -- studies ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """All mutants of some launches. Prints itself as a table."""
+
+    verdicts: list[Verdict]
+
+    def count(self, outcome: str, change: str | None = None) -> int:
+        """How many mutants, of one kind of change or of all, had this outcome."""
+        return sum(v.outcome == outcome and change in (None, v.mutant.change) for v in self.verdicts)
+
+    @property
+    def score(self) -> float:
+        """Caught, of those executed and not shown to be equivalent; 1.0 if there are none."""
+        caught, survived = self.count("caught"), self.count("survived")
+        return caught / (caught + survived) if caught + survived else 1.0
+
+    @property
+    def caught_by(self) -> Counter[str]:
+        """Caught mutants by what caught them."""
+        return Counter(v.caught_by for v in self.verdicts if v.outcome == "caught")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Per kind of change: mutants, then how many had each outcome."""
+        changes = list(dict.fromkeys(v.mutant.change for v in self.verdicts))
+        return [
+            (change, str(sum(v.mutant.change == change for v in self.verdicts)),
+             *(str(self.count(outcome, change)) for outcome in OUTCOMES))
+            for change in sorted(changes)
+        ]  # fmt: skip
+
+    def of(self, outcome: str) -> list[Verdict]:
+        """The mutants with this outcome."""
+        return [v for v in self.verdicts if v.outcome == outcome]
+
+
+def run_study(
+    launches: Sequence[Recorded], *, schedules: Sequence[tuple[str, int]] = SCHEDULES,
+    select: Callable[[list[Mutant]], list[Mutant]] | None = None, names: Callable[[Any], str] | None = None,
+    progress: Callable[[int, int, Verdict], None] | None = None, **options: Any,
+) -> Study:  # fmt: skip
+    """Run every mutant of every kernel.
+
+    Args:
+        launches: what `record` returned.
+        schedules: (schedule, seed) pairs, tried in this order.
+        select: chooses some of the mutants; None takes all.
+        names: key of a barrier -> its name in arguments.
+        progress: called after each mutant with (done, total, verdict).
+        **options: further `Options`.
+    """
+    known = baseline(launches, **options)
+    programs = {recorded.program.kernel.name: recorded.program for recorded in launches}
+    chosen = [m for program in programs.values() for m in mutants(program)]
+    chosen = chosen if select is None else select(chosen)
+    verdicts = []
+    for done, mutant in enumerate(chosen, 1):
+        verdicts.append(run_mutant(launches, mutant, known, schedules=schedules, names=names, **options))
+        if progress is not None:
+            progress(done, len(chosen), verdicts[-1])
+    return Study(verdicts)

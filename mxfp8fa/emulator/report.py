@@ -23,6 +23,7 @@ class LaunchReport:
         seconds: wall time of the emulation (binding included, compilation by the DSL not).
         schedule, seed: how it was scheduled.
         races: findings of the checker, when it ran.
+        allowed: findings that are known to be benign; `Finding.allowed` says why.
     """
 
     kernel: str
@@ -36,6 +37,7 @@ class LaunchReport:
     schedule: str
     seed: int
     races: list[Finding] = field(default_factory=list)
+    allowed: list[Finding] = field(default_factory=list)
 
     @property
     def warp_instructions(self) -> int:

@@ -236,6 +236,6 @@ def _to_all(name: str) -> Any:
 
 for _name in (
     "run_warp", "ran_warp", "issued", "begin", "end", "waited", "shared", "memory", "tensor", "tensor_pending", "release",
-    "publish", "acquire", "fence", "barrier_initialised", "barrier_used", "barrier_missed", "cta_done",
+    "publish", "acquire", "fence", "barrier_initialised", "barrier_used", "barrier_split", "barrier_missed", "cta_done",
 ):  # fmt: skip
     setattr(Watches, _name, _to_all(_name))

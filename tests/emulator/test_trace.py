@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mxfp8fa.emulator as em
-from tests.emulator.check.test_races import BARRIER, BULK, SETUP, WAIT, tensor
+from tests.emulator.check.test_races import BARRIER, bulk, tensor
 from tests.emulator.machine.kernels import launch
 
 
@@ -21,7 +21,7 @@ def traced(body, schedule="lazy", **names):
 
 def test_spans_of_warps_waits_and_agents():
     trace = traced(
-        SETUP + BULK.format(wait=WAIT, overwrite=""), roles={0: "load", 1: "softmax0"}, barriers={0x400: "full"}
+        bulk(), roles={0: "load", 1: "softmax0"}, barriers={0x400: "full"}
     )
     actors = {span.actor for span in trace.spans}
     assert actors == {"load", "softmax0", "TMA"}

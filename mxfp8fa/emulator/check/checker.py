@@ -5,24 +5,30 @@ Granularity: 4 bytes of shared and global memory; 16 lanes x 1 column of tensor 
 
 Order that counts: program order of a warp; arrive and complete_tx (release) to a successful wait (acquire); named and
 cluster barriers; tcgen05.commit; wait::ld, wait::st or a register dependency; bulk and cp.async groups; issue order in a
-tensor pipe; atomics and volatile, relaxed, acquire and release accesses of one address. fence.proxy.async makes what its
-warp knows visible to the asynchronous proxy.
+tensor pipe; atomics and volatile, relaxed, acquire and release accesses of one address; griddepcontrol.wait.
+fence.proxy.async makes what its warp knows visible to the asynchronous proxy; fence.mbarrier_init what it initialised.
+
+Not seen: a write through the generic proxy that the asynchronous proxy overwrites without fence.proxy.async between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mxfp8fa.emulator.check.clocks import NOTHING, PENDING, Actor, Knowledge, Meetings
+from mxfp8fa.emulator.check.allowed import reason_to_allow
+from mxfp8fa.emulator.check.clocks import GLOBAL, ORDER, PENDING, ROWS, SHARED, TENSOR, Actor, Knowledge, Meetings
 from mxfp8fa.emulator.check.findings import Finding
+from mxfp8fa.emulator.check.initialised import Initialised
+from mxfp8fa.emulator.check.places import Places
 from mxfp8fa.emulator.check.protocol import Protocol
 from mxfp8fa.emulator.check.shadow import Cells, Conflict, Shadow
 from mxfp8fa.emulator.errors import Site
 from mxfp8fa.emulator.machine.memory import SHARED_BASE
 from mxfp8fa.emulator.machine.watch import Watch
+from mxfp8fa.emulator.names import Names
 from mxfp8fa.layouts.tmem import COLUMNS, LANES
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ GROUP_LANES = 16  # an M = 64 accumulator uses 16 of a partition's 32 lanes
 PAGE_BYTES = 4096
 IN_ORDER = ("tensor", "bulk store", "cp.async", "tcgen05.st")  # queues whose operations follow one another
 GENERIC = ("cp.async", "tcgen05.st", "st.async", "red.async")  # agents that use the generic proxy
+_PREDECESSOR = "the launch before"
 
 
 class Checker(Watch):
@@ -43,12 +50,21 @@ class Checker(Watch):
     Args:
         assume_mma_cp_order: tcgen05.mma before a later tcgen05.cp of one thread counts as ordered. Real kernels rely on
             it; the ISA does not promise it.
+        assume_tcgen05_order: barriers and mbarriers order tcgen05 instructions of different threads by themselves. The ISA
+            asks for tcgen05.fence::before_thread_sync and ::after_thread_sync around them; kernels of today have neither.
+        names: roles, barriers and buffers, for reports.
+        predecessor: the checker of the launch before, if this one may overlap it (programmatic dependent launch).
     """
 
     watching = True
 
-    def __init__(self, *, assume_mma_cp_order: bool = True):
+    def __init__(
+        self, *, assume_mma_cp_order: bool = True, assume_tcgen05_order: bool = True, names: Names | None = None,
+        predecessor: Checker | None = None,
+    ):  # fmt: skip
         self._assume_mma_cp_order = assume_mma_cp_order
+        self._assume_tcgen05_order = assume_tcgen05_order
+        self._places = Places(names or Names())
         self._actors: dict[Hashable, Actor] = {}
         self._names = ["nobody"]
         self._current = Actor(0, "nobody", False)
@@ -62,11 +78,19 @@ class Checker(Watch):
         self._tensor: dict[int, Shadow] = {}
         self._pages: dict[int, Shadow] = {}
         self._found: dict[Hashable, Finding] = {}
-        self._protocol = Protocol(self._report)
+        self._protocol = Protocol(self._report, self._places)
+        self._initialised = Initialised()
+        self._predecessor: Actor | None = None
+        if predecessor is not None:
+            self._follow(predecessor)
 
     def findings(self) -> list[Finding]:
-        """Everything found, in the order of first sight."""
-        return list(self._found.values())
+        """What was found and is not allowed, in the order of first sight."""
+        return [f for f in self._found.values() if not f.allowed]
+
+    def allowed(self) -> list[Finding]:
+        """What was found and is known to be benign; `allowed` of each says why."""
+        return [f for f in self._found.values() if f.allowed]
 
     # -- actors -------------------------------------------------------------------------------------------------------
 
@@ -77,11 +101,17 @@ class Checker(Watch):
             actor.advance()
         return self._actors[key]
 
+    def _follow(self, before: Checker) -> None:
+        """Everything that the launch before did is done by one actor, whom nobody knows before griddepcontrol.wait."""
+        self._sites = list(before._sites)
+        self._predecessor = self._actor("predecessor", _PREDECESSOR, asynchronous=True)
+        self._pages = {page: shadow.by(self._predecessor) for page, shadow in before._pages.items()}
+
     def run_warp(self, warp: Warp) -> None:
         """A warp acts."""
-        name = f"CTA {warp.cta.index} warp {warp.index}"
         self._warp, self._op = warp, None
-        self._current = self._actor(("warp", warp.cta.index, warp.index), name, asynchronous=False)
+        key = ("warp", warp.cta.index, warp.index)
+        self._current = self._actors.get(key) or self._actor(key, self._places.warp(warp), asynchronous=False)
 
     def issued(self, op: AsyncOp) -> None:
         """Everything up to the issue is known to the operation."""
@@ -96,13 +126,11 @@ class Checker(Watch):
         learnt: Knowledge = op.clock
         if kind == "tensor" and not self._assume_mma_cp_order:
             agent, learnt = self._split_pipe(op, learnt)
-        actor = self._actor(("agent", agent), self._agent_name(op), asynchronous=kind not in GENERIC)
+        actor = self._actor(("agent", agent), self._places.agent(op.queue), asynchronous=kind not in GENERIC)
         if kind in IN_ORDER:
             actor.learn(learnt)
-        else:  # knows only what its issuer knew, and its own past clock
-            own = actor.clock
-            actor.known = learnt.join(NOTHING)
-            actor.learn(Knowledge(_single(actor.number, own), _single(actor.number, own if actor.asynchronous else 0)))
+        else:
+            actor.forget_but(learnt)
         actor.advance()
         self._current, self._warp, self._op = actor, None, op
 
@@ -115,11 +143,6 @@ class Checker(Watch):
                 learnt = learnt.join(self._actors["agent", key].known)
         agent = {"tcgen05.mma": mma, "tcgen05.commit": (op.queue, "commit")}.get(op.what, cp)
         return agent, learnt
-
-    @staticmethod
-    def _agent_name(op: AsyncOp) -> str:
-        kind = op.queue[0] if isinstance(op.queue, tuple) else str(op.queue)
-        return {"tensor": "tensor core", "tma load": "TMA", "bulk load": "TMA", "bulk peer": "TMA"}.get(kind, kind)
 
     def end(self, op: AsyncOp) -> None:
         """The operation's knowledge stays with it for those who wait for it."""
@@ -136,7 +159,10 @@ class Checker(Watch):
     def release(self, key: Hashable, *, relaxed: bool = False) -> None:
         """Give what the actor knows to the object's running phase."""
         meeting = self._meetings[key]
-        meeting.gathering = meeting.gathering.join(self._current.fenced if relaxed else self._current.known)
+        given = self._current.fenced if relaxed else self._current.known
+        if not self._assume_tcgen05_order and self._warp is not None:  # tcgen05.commit implies before_thread_sync
+            given = given.replaced(TENSOR, self._current.before)
+        meeting.gathering = meeting.gathering.join(given)
         self._current.advance()
         self._protocol.arrived(key)
 
@@ -147,36 +173,84 @@ class Checker(Watch):
 
     def acquire(self, key: Hashable) -> None:
         """Take what the latest completed phase published."""
-        self._current.learn(self._meetings[key].published)
+        self._learn_by_thread(self._meetings[key].published)
         self._protocol.observed(key, self._current.number)
 
+    def _learn_by_thread(self, published: Knowledge) -> None:
+        """Acquire; tcgen05 instructions may have to wait for tcgen05.fence::after_thread_sync."""
+        actor = self._current
+        if not self._assume_tcgen05_order and self._warp is not None:
+            actor.after = Knowledge(np.zeros((ROWS, 1), np.int32)).raised(ORDER, actor.after).raised(
+                ORDER, published.rows[TENSOR]
+            ).vector  # fmt: skip
+            published = published.replaced(TENSOR, np.zeros(1, np.int32))
+        actor.learn(published)
+
     def fence(self, kind: str) -> None:
-        """fence.proxy.async: the asynchronous proxy sees what the warp knows. Any fence: relaxed releases carry it."""
-        known = self._current.known
+        """Proxy fences make what the warp knows visible; any fence lets relaxed releases carry it.
+
+        kind: "proxy.async" (also ".global", ".shared::cta", ...), "mbarrier_init", "tcgen05.before_thread_sync",
+        "tcgen05.after_thread_sync", "griddepcontrol.wait"; others order threads only.
+        """
+        actor = self._current
         if kind.startswith("proxy.async"):
-            self._current.known = Knowledge(known.vector, known.visible).join(Knowledge(known.vector, known.vector))
-        self._current.fenced = self._current.known
+            for row, space in ((SHARED, "shared"), (GLOBAL, "global")):
+                if kind == "proxy.async" or space in kind:
+                    actor.known = actor.known.raised(row, actor.known.vector)
+        if kind == "mbarrier_init" or (kind.startswith("proxy.async") and "global" not in kind):
+            self._initialised.fenced(actor)
+        if kind == "tcgen05.before_thread_sync":
+            actor.before = actor.known.rows[TENSOR]
+        elif kind == "tcgen05.after_thread_sync":
+            actor.known = actor.known.raised(TENSOR, actor.after)
+        elif kind == "griddepcontrol.wait" and self._predecessor is not None:
+            actor.learn(self._predecessor.known)
+        actor.fenced = actor.known
 
     def barrier_initialised(self, cta: CTA, offset: int) -> None:
         """A write of the barrier's eight bytes."""
         self._protocol.initialised(cta, offset, self._here())
         self.shared(cta, slice(offset, offset + 8), 8, write=True)
+        self._initialised.begins(cta, offset, self._current, self._here())
 
     def barrier_used(self, cta: CTA, offset: int) -> None:
-        """The use must come after the initialisation; it is no data access otherwise."""
+        """The use must come after the initialisation; the asynchronous proxy must also see it."""
         shadow = self._shared_shadow(cta)
         cells = slice(offset // WORD_BYTES, offset // WORD_BYTES + 2)
+        unordered = False
         for conflict in shadow.conflicts(cells, self._current, write=False, atomic=False):
-            if not conflict.visible_only:
-                self._race(conflict, f"shared offset {offset:#x} of {cta}", "an mbarrier is used", write=False)
+            unordered = True
+            self._race(conflict, self._places.shared(cta, offset), "an mbarrier is used", write=False)
+        if self._current.asynchronous and not unordered:
+            by = self._initialised.hidden_from(cta, offset, self._current)
+            if by is not None:
+                text = (
+                    "an mbarrier is initialised and then used by the asynchronous proxy: ordered, but not visible to it "
+                    "(fence.mbarrier_init or fence.proxy.async is missing between them)"
+                )
+                finding = Finding("visibility", text, self._places.shared(cta, offset), by, self._here())
+                self._report(("init", by[1].ptx_line), finding)
+
+    def barrier_split(self, cta: CTA, offset: int) -> None:
+        """Lanes of one arrival fell into two phases: the count fits no number of warps that arrive."""
+        here = self._here()
+        text = "the arrivals of one warp-instruction fall into two phases of an mbarrier: its count does not fit"
+        self._report(
+            ("split", here[1].ptx_line), Finding("barrier", text, self._places.shared(cta, offset), second=here)
+        )
 
     def barrier_missed(self, cta: CTA, offset: int, parity: int) -> None:
         """A warp waits: it must not miss the phase."""
-        self._protocol.missed(
-            ("mbarrier", id(cta), offset), self._current.number, self._here(), f"shared offset {offset:#x} of {cta}"
-        )
+        key = ("mbarrier", id(cta), offset)
+        self._protocol.missed(key, self._current.number, self._here(), self._places.shared(cta, offset))
 
     # -- accesses -----------------------------------------------------------------------------------------------------
+
+    def _conflicts(
+        self, shadow: Shadow, cells: Cells, *, write: bool, atomic: bool, order: int = ORDER, visible: int | None = None
+    ) -> Iterator[Conflict]:
+        """Earlier accesses that the present one conflicts with."""
+        return shadow.conflicts(cells, self._current, write=write, atomic=atomic, order=order, visible=visible)
 
     def shared(
         self, cta: CTA, offsets: np.ndarray | slice, size_bytes: int, *, write: bool, atomic: bool = False
@@ -184,10 +258,8 @@ class Checker(Watch):
         """Check and remember an access to shared memory."""
         cells = _words(offsets, size_bytes)
         shadow = self._shared_shadow(cta)
-        for conflict in shadow.conflicts(cells, self._current, write=write, atomic=atomic):
-            self._race(
-                conflict, f"shared offset {conflict.cell * WORD_BYTES:#x} of {cta}", "shared memory", write=write
-            )
+        for conflict in self._conflicts(shadow, cells, write=write, atomic=atomic, visible=SHARED):
+            self._race(conflict, self._places.shared(cta, conflict.cell * WORD_BYTES), "shared memory", write=write)
         shadow.record(cells, self._current, self._site(), self._current.clock, write=write, atomic=atomic)
         if atomic and isinstance(offsets, np.ndarray):
             self._synchronise(("shared atomic", id(cta)), offsets)
@@ -202,10 +274,9 @@ class Checker(Watch):
         for page in np.unique(pages):
             cells = words[pages == page] - int(page) * (PAGE_BYTES // WORD_BYTES)
             shadow = self._pages.setdefault(int(page), Shadow(PAGE_BYTES // WORD_BYTES))
-            for conflict in shadow.conflicts(cells, self._current, write=write, atomic=atomic):
-                if not conflict.visible_only:
-                    address = int(page) * PAGE_BYTES + conflict.cell * WORD_BYTES
-                    self._race(conflict, f"global address {address:#x}", "global memory", write=write)
+            for conflict in self._conflicts(shadow, cells, write=write, atomic=atomic, visible=GLOBAL):
+                address = int(page) * PAGE_BYTES + conflict.cell * WORD_BYTES
+                self._race(conflict, self._places.memory(address), "global memory", write=write)
             shadow.record(cells, self._current, self._site(), self._current.clock, write=write, atomic=atomic)
 
     def _synchronise(self, space: tuple[Hashable, ...], addresses: np.ndarray) -> None:
@@ -229,12 +300,13 @@ class Checker(Watch):
         touched[lanes // GROUP_LANES, columns] = True
         cells = np.flatnonzero(touched)
         shadow = self._tensor.setdefault(id(cta), Shadow(touched.size))
-        for conflict in shadow.conflicts(cells, self._current, write=write, atomic=False):
-            if not conflict.visible_only:
-                lane, column = conflict.cell // COLUMNS * GROUP_LANES, conflict.cell % COLUMNS
-                self._race(
-                    conflict, f"tensor memory lane {lane}, column {column} of {cta}", "tensor memory", write=write
-                )
+        order = ORDER if self._assume_tcgen05_order else TENSOR
+        for conflict in self._conflicts(shadow, cells, write=write, atomic=False, order=order):
+            lane, column = conflict.cell // COLUMNS * GROUP_LANES, conflict.cell % COLUMNS
+            fenced = order == TENSOR and shadow.clock_of(conflict) <= self._current.known.entry(conflict.actor)
+            self._race(
+                conflict, self._places.tensor(cta, lane, column), "tensor memory", write=write, without_fence=fenced
+            )
         shadow.record(cells, self._current, self._site(), clock, write=write, atomic=False)
 
     def _shared_shadow(self, cta: CTA) -> Shadow:
@@ -263,34 +335,39 @@ class Checker(Watch):
             self._sites.append(self._here()[1])
         return self._site_numbers[key]
 
-    def _race(self, conflict: Conflict, where: str, what: str, *, write: bool) -> None:
+    def _race(self, conflict: Conflict, where: str, what: str, *, write: bool, without_fence: bool = False) -> None:
         first = self._sites[conflict.site]
         second = self._here()
         assert first is not None
         pair = f"{'write' if conflict.wrote else 'read'} and {'write' if write else 'read'} of {what}"
+        kind = "visibility" if conflict.visible_only or without_fence else "race"
         if conflict.visible_only:
             text = f"{pair}: ordered, but not visible to the asynchronous proxy (fence.proxy.async is missing between them)"
+        elif without_fence:
+            text = f"{pair}: ordered, but not for tcgen05 instructions (tcgen05.fence before or after the barrier is missing)"
+        elif conflict.actor == getattr(self._predecessor, "number", None):
+            text = f"{pair} are not ordered: the launch before may still run (griddepcontrol.wait is missing)"
         else:
             text = f"{pair} are not ordered"
-        key = (conflict.visible_only, first.ptx_line, second[1].ptx_line, conflict.wrote, write)
-        kind = "visibility" if conflict.visible_only else "race"
+        key = (kind, first.ptx_line, second[1].ptx_line, conflict.wrote, write)
         self._report(key, Finding(kind, text, where, (self._names[conflict.actor], first), second))
 
     def _report(self, key: Hashable, finding: Finding) -> None:
         if key in self._found:
             self._found[key].count += 1
         else:
+            finding.allowed = reason_to_allow(finding)
             self._found[key] = finding
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def cta_done(self, cta: CTA) -> None:
         """Nothing asynchronous may still use the CTA's memory; everything allocated must be free."""
-        known = NOTHING
+        last = Actor(0, "the end of the CTA", False)
         for warp in cta.cluster.warps:
             actor = self._actors.get(("warp", warp.cta.index, warp.index))
-            known = known.join(actor.known) if actor else known
-        last = Actor(0, "the end of the CTA", False, known)
+            if actor is not None:
+                last.learn(actor.known)
         for shadow, memory in (
             (self._shared.pop(id(cta), None), "shared"),
             (self._tensor.pop(id(cta), None), "tensor"),
@@ -319,12 +396,7 @@ class Checker(Watch):
         """Drop what is keyed by the identity of an object that goes away."""
         for key in [k for k in self._meetings.by_key if isinstance(k, tuple) and id(cta) in k]:
             del self._meetings.by_key[key]
-
-
-def _single(number: int, clock: int) -> np.ndarray:
-    vector = np.zeros(number + 1, np.int32)
-    vector[number] = clock
-    return vector
+        self._initialised.forget(cta)
 
 
 def _words(offsets: np.ndarray | slice, size_bytes: int) -> Cells:

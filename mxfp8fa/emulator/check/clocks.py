@@ -2,7 +2,8 @@
 
 Every warp and every asynchronous agent (TMA per mbarrier, tensor pipe, store queues) is an actor with a clock of its own.
 An access carries the pair (actor, its clock); a later access is ordered after it if its actor's vector knows that clock.
-A second vector, `visible`, knows only what a fence.proxy.async has made visible to the asynchronous proxy.
+There are four vectors: what is ordered before; of that, what the asynchronous proxy sees in shared and in global memory
+(fence.proxy.async); and what tcgen05 instructions are ordered after when tcgen05.fence is taken at its word.
 """
 
 from __future__ import annotations
@@ -14,32 +15,55 @@ import numpy as np
 
 Vector = np.ndarray
 PENDING = np.int32(2**31 - 1)  # the clock of an access that is not over yet: nobody knows it
+ORDER, SHARED, GLOBAL, TENSOR = range(4)
+ROWS = 4
 
 
 def fit(vector: Vector, size: int) -> Vector:
-    """The vector, extended with zeros."""
-    return vector if vector.size >= size else np.concatenate([vector, np.zeros(size - vector.size, np.int32)])
-
-
-def join(a: Vector, b: Vector) -> Vector:
-    """What either knows."""
-    size = max(a.size, b.size)
-    return np.maximum(fit(a, size), fit(b, size))
+    """The vectors (last axis), extended with zeros."""
+    missing = size - vector.shape[-1]
+    if missing <= 0:
+        return vector
+    return np.concatenate([vector, np.zeros((*vector.shape[:-1], missing), np.int32)], axis=-1)
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """A snapshot of what an actor knows, and of what of it the asynchronous proxy sees."""
+    """A snapshot of what an actor knows: rows ORDER, SHARED, GLOBAL and TENSOR, a column per actor."""
 
-    vector: Vector
-    visible: Vector
+    rows: np.ndarray
+
+    @property
+    def vector(self) -> Vector:
+        """What is ordered before."""
+        return self.rows[ORDER]
 
     def join(self, other: Knowledge) -> Knowledge:
         """What either knows."""
-        return Knowledge(join(self.vector, other.vector), join(self.visible, other.visible))
+        size = max(self.rows.shape[1], other.rows.shape[1])
+        return Knowledge(np.maximum(fit(self.rows, size), fit(other.rows, size)))
+
+    def entry(self, number: int, row: int = ORDER) -> int:
+        """The clock of one actor."""
+        return int(self.rows[row, number]) if number < self.rows.shape[1] else 0
+
+    def raised(self, row: int, vector: Vector) -> Knowledge:
+        """With one row raised to at least `vector`."""
+        size = max(self.rows.shape[1], vector.size)
+        rows = fit(self.rows, size).copy()
+        np.maximum(rows[row], fit(vector, size), out=rows[row])
+        return Knowledge(rows)
+
+    def replaced(self, row: int, vector: Vector) -> Knowledge:
+        """With another row."""
+        size = max(self.rows.shape[1], vector.size)
+        rows = fit(self.rows, size).copy()
+        rows[row] = fit(vector, size)
+        return Knowledge(rows)
 
 
-NOTHING = Knowledge(np.zeros(1, np.int32), np.zeros(1, np.int32))
+NOTHING = Knowledge(np.zeros((ROWS, 1), np.int32))
+NEVER: Vector = np.zeros(1, np.int32)
 
 
 @dataclass(eq=False)
@@ -49,9 +73,11 @@ class Actor:
     Attributes:
         number: index of its own entry in every vector; 0 means nobody.
         name: for reports.
-        asynchronous: whether it accesses shared memory through the asynchronous proxy.
+        asynchronous: whether it accesses memory through the asynchronous proxy.
         known: what it knows; its own entry is its clock.
         fenced: what it knew at its latest fence.
+        before: what its latest tcgen05.fence::before_thread_sync lets others' tcgen05 instructions follow.
+        after: what its next tcgen05.fence::after_thread_sync will let its own tcgen05 instructions follow.
     """
 
     number: int
@@ -59,25 +85,34 @@ class Actor:
     asynchronous: bool
     known: Knowledge = NOTHING
     fenced: Knowledge = NOTHING
+    before: Vector = field(default_factory=lambda: NEVER)
+    after: Vector = field(default_factory=lambda: NEVER)
 
     @property
     def clock(self) -> int:
         """The actor's own time."""
-        return int(self.known.vector[self.number])
+        return int(self.known.rows[ORDER, self.number])
+
+    @property
+    def own_rows(self) -> list[int]:
+        """Where what it does itself counts at once: the asynchronous proxy sees what it does itself."""
+        return [ORDER, SHARED, GLOBAL, TENSOR] if self.asynchronous else [ORDER, TENSOR]
 
     def advance(self) -> None:
         """The actor's time goes on: what it does from here is not known to those who learnt of it before."""
-        vector = fit(self.known.vector, self.number + 1).copy()
-        vector[self.number] += 1
-        visible = fit(self.known.visible, self.number + 1)
-        if self.asynchronous:  # what the asynchronous proxy does itself, it sees
-            visible = visible.copy()
-            visible[self.number] = vector[self.number]
-        self.known = Knowledge(vector, visible)
+        rows = fit(self.known.rows, self.number + 1).copy()
+        rows[self.own_rows, self.number] = rows[ORDER, self.number] + 1
+        self.known = Knowledge(rows)
 
     def learn(self, other: Knowledge) -> None:
         """Acquire."""
         self.known = self.known.join(other)
+
+    def forget_but(self, learnt: Knowledge) -> None:
+        """Know only what is given, and the actor's own past."""
+        rows = fit(learnt.rows, self.number + 1).copy()
+        rows[self.own_rows, self.number] = self.clock
+        self.known = Knowledge(rows)
 
 
 @dataclass

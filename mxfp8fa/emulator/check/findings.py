@@ -17,6 +17,7 @@ class Finding:
         where: the first place it was seen at ("shared offset 0x4400 of CTA (0, 0, 0)").
         first, second: the two accesses, with who made them; second is the later one. None where there is only one.
         count: how often it was seen.
+        allowed: "" or why it is known to be benign (`check.allowed`).
     """
 
     kind: str
@@ -25,6 +26,7 @@ class Finding:
     first: tuple[str, Site] | None = None
     second: tuple[str, Site] | None = None
     count: int = 1
+    allowed: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.kind}: {self.what} ({self.where}{f'; {self.count} times' if self.count > 1 else ''})"]

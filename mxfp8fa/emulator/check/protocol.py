@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mxfp8fa.emulator.check.findings import Finding
+from mxfp8fa.emulator.check.places import Places
 from mxfp8fa.emulator.errors import BarrierError, Site
 from mxfp8fa.emulator.machine.mbarrier import MBarrier
 
@@ -35,8 +36,9 @@ class _Barrier:
 class Protocol:
     """Follows every mbarrier of a launch."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: Report, places: Places):
         self._report = report
+        self._places = places
         self._barriers: dict[Hashable, _Barrier] = {}
 
     def initialised(self, cta: CTA, offset: int, here: Side) -> None:
@@ -44,7 +46,7 @@ class Protocol:
         key = ("mbarrier", id(cta), offset)
         old = self._barriers.get(key)
         if old is not None and (old.arrivals or old.waiting):
-            place = f"shared offset {offset:#x} of {cta}"
+            place = self._places.shared(cta, offset)
             text = f"an mbarrier is initialised again with {old.arrivals} arrivals in its phase and {len(old.waiting)} waiting"
             self._report(("reinit", here[1].ptx_line), Finding("barrier", text, place, second=here))
         self._barriers[key] = _Barrier()
@@ -91,6 +93,15 @@ class Protocol:
                 barrier = None if poison else MBarrier.decode(word)
             except BarrierError:  # overwritten by data
                 barrier = None
-            if barrier is not None and barrier.tx and (followed.arrivals > 1 or followed.waiting):
-                text = f"an mbarrier ends with a transaction count of {barrier.tx}: expect_tx and the bytes copied do not match"
-                self._report(("tx", offset), Finding("barrier", text, f"shared offset {offset:#x} of {cta}"))
+            if barrier is not None:
+                self._left_over(barrier, followed, cta, offset)
+
+    def _left_over(self, barrier: MBarrier, followed: _Barrier, cta: CTA, offset: int) -> None:
+        place = self._places.shared(cta, offset)
+        if barrier.tx and (followed.arrivals > 1 or followed.waiting):
+            text = f"an mbarrier ends with a transaction count of {barrier.tx}: expect_tx and the bytes copied do not match"
+            self._report(("tx", offset), Finding("barrier", text, place))
+        elif 0 < barrier.pending < barrier.expected:
+            arrived = barrier.expected - barrier.pending
+            text = f"an mbarrier ends within a phase: {arrived} of {barrier.expected} arrivals"
+            self._report(("phase", offset), Finding("barrier", text, place))

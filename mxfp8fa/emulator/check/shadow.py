@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mxfp8fa.emulator.check.clocks import Actor, Vector, fit
+from mxfp8fa.emulator.check.clocks import ORDER, Actor, Vector, fit
 
 Cells = np.ndarray | slice
 
@@ -42,22 +42,31 @@ class Shadow:
         self.write_atomic = np.zeros(count, bool)
         self.reads: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
-    def conflicts(self, cells: Cells, actor: Actor, *, write: bool, atomic: bool) -> Iterator[Conflict]:
-        """Earlier accesses of these cells that an access by `actor` conflicts with."""
+    def conflicts(
+        self, cells: Cells, actor: Actor, *, write: bool, atomic: bool, order: int = ORDER, visible: int | None = None
+    ) -> Iterator[Conflict]:
+        """Earlier accesses of these cells that an access by `actor` conflicts with.
+
+        Args:
+            cells: the cells.
+            actor: who accesses them.
+            write, atomic: how.
+            order: the row of the actor's knowledge that says what is ordered before.
+            visible: the row that says what of it the asynchronous proxy sees; None: nothing is hidden from it.
+        """
         writer, clock = self.write_actor[cells], self.write_clock[cells]
-        vector = fit(actor.known.vector, int(writer.max(initial=0)) + 1)
-        unordered = (clock > vector[writer]) & (writer != actor.number)
+        rows = fit(actor.known.rows, int(writer.max(initial=0)) + 1)
+        unordered = (clock > rows[order][writer]) & (writer != actor.number)
         if atomic:
             unordered &= ~self.write_atomic[cells]
         if unordered.any():
             yield self._first(cells, unordered, wrote=True)
-        elif actor.asynchronous and not write:
-            visible = fit(actor.known.visible, vector.size)
-            hidden = (clock > visible[writer]) & ~self.write_asynchronous[cells]
+        elif actor.asynchronous and not write and visible is not None:
+            hidden = (clock > rows[visible][writer]) & ~self.write_asynchronous[cells]
             if hidden.any():
                 yield self._first(cells, hidden, wrote=True, visible_only=True)
         if write:
-            yield from self._read_conflicts(cells, actor, vector, atomic=atomic)
+            yield from self._read_conflicts(cells, actor, rows[order], atomic=atomic)
 
     def _read_conflicts(self, cells: Cells, actor: Actor, vector: Vector, *, atomic: bool) -> Iterator[Conflict]:
         for reader, (clocks, sites, atomics) in self.reads.items():
@@ -83,6 +92,24 @@ class Shadow:
     @staticmethod
     def _cell(cells: Cells, at: int) -> int:
         return (cells.start or 0) + at if isinstance(cells, slice) else int(cells[at])
+
+    def clock_of(self, conflict: Conflict) -> int:
+        """The clock of the earlier access."""
+        if conflict.wrote:
+            return int(self.write_clock[conflict.cell])
+        return int(self.reads[conflict.actor][0][conflict.cell])
+
+    def by(self, actor: Actor) -> Shadow:
+        """The same history, as if `actor` had done all of it at its present time."""
+        other = Shadow(self.count)
+        written = self.write_actor > 0
+        other.write_actor[written], other.write_clock[written] = actor.number, actor.clock
+        other.write_site[:], other.write_asynchronous[:] = self.write_site, True
+        clocks, sites = np.zeros(self.count, np.int32), np.zeros(self.count, np.int32)
+        for read, site, _ in self.reads.values():
+            clocks[read > 0], sites[read > 0] = actor.clock, site[read > 0]
+        other.reads[actor.number] = (clocks, sites, np.zeros(self.count, bool))
+        return other
 
     def record(self, cells: Cells, actor: Actor, site: int, clock: int, *, write: bool, atomic: bool) -> None:
         """Remember an access."""

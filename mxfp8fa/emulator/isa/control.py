@@ -118,3 +118,5 @@ def setmaxnreg(warp: Warp, bits: int, a: np.ndarray, *, op: str) -> Outcome | No
 )
 def griddepcontrol(warp: Warp, bits: int, *, op: str) -> None:
     """Programmatic dependent launch."""
+    if op == "wait":
+        warp.machine.watch.fence("griddepcontrol.wait")

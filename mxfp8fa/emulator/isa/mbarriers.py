@@ -89,19 +89,22 @@ def _each_lane(
     tokens: np.ndarray, by: str, signals: bool,
 ) -> None:  # fmt: skip
     """The lanes that use one barrier, in order."""
-    lane = lanes[0]
+    lane, split = lanes[0], False
 
     def all_lanes(barrier: MBarrier) -> bool:
-        nonlocal lane
+        nonlocal lane, split
         completed = False
         for lane in lanes:
             tokens[lane] = barrier.encode()
+            split |= completed
             completed |= bool(operation(barrier, lane))
         return completed
 
     try:
         cta, offset = access.shared_word(warp, space or "shared::cluster", address, 8, "mbarrier")
         change(cta, offset, all_lanes, by, signals=signals)
+        if split:
+            cta.machine.watch.barrier_split(cta, offset)
     except EmulationError as error:
         error.lane = lane if error.lane is None else error.lane
         raise

@@ -273,6 +273,7 @@ def wait_st(warp: Warp, bits: int) -> Outcome | None:
 )
 def fence(warp: Warp, bits: int, *, place: str) -> None:
     """Order tcgen05 instructions against those of other threads."""
+    warp.machine.watch.fence(f"tcgen05.{place}")
 
 
 @machine(

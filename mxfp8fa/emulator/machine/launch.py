@@ -24,6 +24,7 @@ class LaunchSpec:
         grid, block, cluster: shapes (x, y, z): CTAs, threads of a CTA, CTAs of a cluster.
         smem_bytes: dynamic shared memory of a CTA.
         params: the parameter block, laid out as the kernel's `.param` list says.
+        overlaps: it may start before the launch before it has ended (programmatic dependent launch).
     """
 
     grid: Dim3
@@ -31,6 +32,7 @@ class LaunchSpec:
     cluster: Dim3 = (1, 1, 1)
     smem_bytes: int = 0
     params: bytes = b""
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class Options:
             "required": its registers are poison until wait::ld.
         check: "races" runs the happens-before checker (`emulator.check`); its findings are in the report.
         assume_mma_cp_order: for the checker, tcgen05.mma before a later tcgen05.cp of one thread counts as ordered.
+        assume_tcgen05_order: for the checker, barriers order tcgen05 instructions of different threads by themselves; under
+            False only together with tcgen05.fence::before_thread_sync and ::after_thread_sync, as the ISA says.
         sm_count: number of SMs that host code and kernels see.
     """
 
@@ -58,6 +62,7 @@ class Options:
     wait_ld: str = "dependency"
     check: str = "off"
     assume_mma_cp_order: bool = True
+    assume_tcgen05_order: bool = True
     sm_count: int = 148
 
     def __post_init__(self) -> None:

@@ -74,13 +74,16 @@ class Watch:
         """The actor learns what was released before the latest completed phase of `key`."""
 
     def fence(self, kind: str) -> None:
-        """The actor executes a fence: "proxy.async", ..."""
+        """The actor executes a fence: "proxy.async", "mbarrier_init", "tcgen05.after_thread_sync", ..."""
 
     def barrier_initialised(self, cta: CTA, offset: int) -> None:
         """An mbarrier begins."""
 
     def barrier_used(self, cta: CTA, offset: int) -> None:
         """An mbarrier is arrived on, waited for or completed."""
+
+    def barrier_split(self, cta: CTA, offset: int) -> None:
+        """The lanes of one arrival fell into two phases."""
 
     def barrier_missed(self, cta: CTA, offset: int, parity: int) -> None:
         """A wait for the phase of this parity was not satisfied."""

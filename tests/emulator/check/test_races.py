@@ -124,9 +124,14 @@ def test_use_of_an_mbarrier_before_its_initialisation_is_ordered():
     assert caught(body.format(sync="")) == {"race", "PoisonError"}
 
 
+def bulk(*, wait=None, overwrite="", init_fence="fence.mbarrier_init.release.cluster;"):
+    return SETUP + BULK.format(wait=WAIT if wait is None else wait, overwrite=overwrite, init_fence=init_fence)
+
+
 BULK = """
  setp.eq.u32 %p1, %r1, 0;
  @%p1 mbarrier.init.shared.b64 [%r2], 1;
+ {init_fence}
  bar.sync 0;
  @!%p1 bra CONSUME;
  mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 128;
@@ -143,11 +148,11 @@ WAIT = "W:\n mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0;\n @!%p3 bra W;"
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bulk_copy_and_its_mbarrier(schedule):
-    assert not findings(SETUP + BULK.format(wait=WAIT, overwrite=""), schedule=schedule)
+    assert not findings(bulk(), schedule=schedule)
 
 
 def test_bulk_copy_without_the_wait():
-    found = findings(SETUP + BULK.format(wait="", overwrite=""))
+    found = findings(bulk(wait=""))
     assert found[0].kind == "race" and found[0].first[0] == "TMA"
     assert "cp.async.bulk" in found[0].first[1].text
 
@@ -246,7 +251,7 @@ def test_barrier_reinitialised_in_use():
 
 
 def test_transactions_that_do_not_match():
-    body = SETUP + BULK.format(wait="", overwrite="").replace("[%r2], 128;\n cp", "[%r2], 256;\n cp")
+    body = bulk(wait="").replace("[%r2], 128;\n cp", "[%r2], 256;\n cp")
     found = [f for f in findings(body.replace(" ld.shared.u32 %r6, [%r7];", "")) if f.kind == "barrier"]
     assert "transaction count of 128" in found[0].what
 

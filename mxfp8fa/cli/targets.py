@@ -1,0 +1,121 @@
+"""What `mutate` and `trace` take as TARGET: a kernel with the arguments to run it on.
+
+A name from TARGETS, or FILE.py:FUNCTION. The function takes nothing and returns (compiled, args), where `compiled` comes
+from cute.compile, or (compiled, args, names) with an `emulator.names.Names`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mxfp8fa.cli.console import CommandError
+from mxfp8fa.emulator.names import Names
+
+# Peers are not part of the package: their targets live in a checkout.
+CHECKOUT = Path(__file__).resolve().parents[2]
+PEER_TARGETS = {"flash-attn-4": "bench/targets.py:flash_attention_4"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A compiled function, its arguments, and what its kernel declares.
+
+    Attributes:
+        options: further emulator options (`Options`) that the kernel is meant to be run with.
+    """
+
+    compiled: Any
+    args: tuple[Any, ...]
+    names: Names = field(default_factory=Names)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def k_loop() -> Target:
+    """Step 2, BF16: two tiles of D, and seven tiles of K, so that the ring of three comes around twice."""
+    import torch
+
+    from mxfp8fa.kernels import compile_kernel
+    from mxfp8fa.kernels.names import names_of
+    from mxfp8fa.kernels.steps import step2_k_loop as step
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(m, 7 * step.TILE_K, generator=generator).to(torch.bfloat16) for m in (256, 128))
+    args = step.arguments(a, b, torch.zeros(256, 128))
+    return Target(compile_kernel(step.k_loop, *args), args, names_of(step), {"wait_ld": "required"})
+
+
+def block_scaled() -> Target:
+    """Step 3, MXFP8: one tile of D, seven tiles of K."""
+    import numpy as np
+    import torch
+
+    from mxfp8fa.kernels import MXOperand, compile_kernel
+    from mxfp8fa.kernels.names import names_of
+    from mxfp8fa.kernels.steps import step3_block_scaled as step
+    from mxfp8fa.numerics import quantize
+
+    rng = np.random.default_rng(0)
+    a, b = (
+        MXOperand.from_mx_tensor(quantize(rng.standard_normal((128, 7 * step.TILE_K)).astype(np.float32), axes=1))
+        for _ in range(2)
+    )
+    args = step.arguments(a, b, torch.zeros(128, 128))
+    return Target(compile_kernel(step.block_scaled, *args), args, names_of(step), {"wait_ld": "required"})
+
+
+TARGETS: dict[str, Callable[[], Target]] = {"step2": k_loop, "step3": block_scaled}
+
+
+def load_target(text: str) -> Target:
+    """Compile the target.
+
+    Raises:
+        CommandError: no such name, file or function, or the function returned something else.
+    """
+    missing = [name for name in ("cutlass", "llvmlite", "torch") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CommandError(
+            f"{' and '.join(missing)} cannot be imported. Compiling kernels needs the extra `kernels`, which is "
+            "published for Linux only: pip install 'mxfp8fa[kernels]'"
+        )
+    os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
+    if text in TARGETS:
+        return TARGETS[text]()
+    if text in PEER_TARGETS:
+        place = CHECKOUT / PEER_TARGETS[text]
+        if not Path(str(place).partition(":")[0]).is_file():
+            raise CommandError(f"{text} is somebody else's kernel; its target is {PEER_TARGETS[text]} of a checkout")
+        text = str(place)
+    path, colon, function = text.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        known = ", ".join([*TARGETS, *PEER_TARGETS])
+        raise CommandError(f"{text}: there is no such target; allowed are {known}, and FILE.py:FUNCTION")
+    return _from_file(Path(path), function)
+
+
+def _from_file(path: Path, function: str) -> Target:
+    if not path.is_file():
+        raise CommandError(f"{path}: there is no such file")
+    import mxfp8fa.emulator  # noqa: F401  (from here on compiled functions keep their PTX)
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise CommandError(f"{path} has no function {function}")
+    made = make()
+    if isinstance(made, Target):
+        return made
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[1], tuple | list):
+        raise CommandError(f"{path}:{function} must return (compiled, args) or (compiled, args, names)")
+    return Target(made[0], tuple(made[1]), *made[2:])

@@ -1,0 +1,57 @@
+"""Findings in other people's kernels that are true by the letter and known to be benign, with the reason.
+
+A finding is allowed when kernel, kind and both instructions match. It stays in the report's `allowed`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mxfp8fa.emulator.check.findings import Finding
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """One known finding.
+
+    Attributes:
+        kernel: regular expression, found in the kernel's name.
+        kind: of the finding.
+        first, second: regular expressions, found in the two instructions.
+        reason: why it does no harm.
+    """
+
+    kernel: str
+    kind: str
+    first: str
+    second: str
+    reason: str
+
+
+ALLOWED = (
+    Allowed(
+        kernel=r"(?i)cudnn|BlockScaledFmha|fmha.*mxfp8|mxfp8.*fmha",
+        kind="visibility",
+        first=r"^st\.shared\.\S+ \[[^]]*\], 127;?$|^st\.shared\.\S+ \[[^]]*\], \{?(2139062143|0x7F7F7F7F|-?\d+)",
+        second=r"^tcgen05\.cp\.",
+        reason="cuDNN fills the constant scale tile of P once with st.shared and reaches tcgen05.cp through "
+        "fence.mbarrier_init and a CTA barrier, without fence.proxy.async: the tile is written long before, and never again",
+    ),
+)
+
+
+def reason_to_allow(finding: Finding) -> str:
+    """Why a finding is benign, or "" if nothing is known about it."""
+    if finding.first is None or finding.second is None:
+        return ""
+    first, second = finding.first[1], finding.second[1]
+    for known in ALLOWED:
+        if (
+            known.kind == finding.kind
+            and re.search(known.kernel, second.kernel)
+            and re.search(known.first, first.text)
+            and re.search(known.second, second.text)
+        ):
+            return known.reason
+    return ""

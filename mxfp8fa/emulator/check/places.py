@@ -1,0 +1,58 @@
+"""How reports call who acts and what is accessed: by the names a kernel declares, else by numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from mxfp8fa.emulator.names import Names
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.cluster import CTA
+    from mxfp8fa.emulator.machine.memory import GlobalMemory
+    from mxfp8fa.emulator.machine.warp import Warp
+
+
+class Places:
+    """Names of warps, agents and addresses of one launch."""
+
+    def __init__(self, names: Names):
+        self._names = names
+        self._memory: GlobalMemory | None = None
+
+    def warp(self, warp: Warp) -> str:
+        """A warp, with its role if it has one."""
+        self._memory = warp.machine.memory
+        role = self._names.roles.get(warp.index)
+        return f"CTA {warp.cta.index} warp {warp.index}" + (f" ({role})" if role else "")
+
+    @staticmethod
+    def agent(queue: Hashable) -> str:
+        """The agent behind a queue of asynchronous operations."""
+        kind = queue[0] if isinstance(queue, tuple) else str(queue)
+        return {"tensor": "tensor core", "tma load": "TMA", "bulk load": "TMA", "bulk peer": "TMA"}.get(kind, kind)
+
+    def shared(self, cta: CTA, offset: int) -> str:
+        """A place in shared memory."""
+        return f"shared offset {offset:#x} of {cta}" + self._shared_name(offset)
+
+    def _shared_name(self, offset: int) -> str:
+        if offset in self._names.barriers:
+            return f", barrier {self._names.barriers[offset]}"
+        for name, (start, stop) in self._names.buffers.items():
+            if start <= offset < stop:
+                return f", {name} + {offset - start:#x}"
+        return ""
+
+    def tensor(self, cta: CTA, lane: int, column: int) -> str:
+        """A place in tensor memory."""
+        place = f"tensor memory lane {lane}, column {column} of {cta}"
+        for name, (first, last) in self._names.columns.items():
+            if first <= column <= last:
+                return f"{place}, column {column - first} of {name}"
+        return place
+
+    def memory(self, address: int) -> str:
+        """A place in global memory, by the allocation it lies in."""
+        found = self._memory.find(address, 1) if self._memory is not None else None
+        return f"global address {address:#x}" if found is None else f"byte {address - found.address} of {found.name}"

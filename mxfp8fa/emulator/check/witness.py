@@ -1,0 +1,136 @@
+"""Which other edges order what a synchronisation instruction would order.
+
+The witness runs the unbroken kernel, but one instruction teaches nothing: a wait still waits, and its warp learns nothing
+by it. If the checker is silent all the same, the happens-before relation does not need the instruction for this input;
+and for every conflicting pair that it would have ordered, the witness names the edge that did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mxfp8fa.emulator.check.checker import Checker
+from mxfp8fa.emulator.check.clocks import Actor, Knowledge, fit
+from mxfp8fa.emulator.check.findings import Finding
+from mxfp8fa.emulator.check.shadow import Cells, Conflict, Shadow
+
+_SHOWN_EDGES = 3
+
+
+class Witness(Checker):
+    """A checker for which the instruction at `pc` teaches nothing.
+
+    Args:
+        pc: index of the instruction.
+        names: key of a synchronisation object -> its name.
+        **options: as for `Checker`.
+    """
+
+    def __init__(self, pc: int, names: Callable[[Any], str], **options: Any):
+        super().__init__(**options)
+        self._pc = pc
+        self._names_of = names
+        self._ignored: dict[int, np.ndarray] = {}  # actor -> clocks that the instruction would have taught it
+        self._lessons: dict[int, list[tuple[str, np.ndarray]]] = {}
+        self._edges: dict[str, int] = {}
+        self.executions = 0
+        self.fresh = 0
+
+    # -- the instruction teaches nothing ------------------------------------------------------------------------------
+
+    def _muted(self) -> bool:
+        return self._warp is not None and self._warp.group.pc == self._pc
+
+    def acquire(self, key: Hashable) -> None:
+        """Learn, unless this is the instruction."""
+        published = self._meetings[key].published
+        if self._muted():
+            self.executions += 1
+            self.fresh += not published.vector.any()
+            self._would_learn(published)
+            self._protocol.observed(key, self._current.number)
+        else:
+            before = self._current.known
+            super().acquire(key)
+            self._lesson(before, self._names_of(key))
+
+    def waited(self, op: Any) -> None:
+        """Likewise for what is waited for by group."""
+        if op.done and op.clock is not None and self._muted():
+            self.executions += 1
+            self._would_learn(op.clock)
+        else:
+            before = self._current.known
+            super().waited(op)
+            self._lesson(before, "the wait for its group")
+
+    def fence(self, kind: str) -> None:
+        """Likewise for fences."""
+        if self._muted():
+            self.executions += 1
+        else:
+            super().fence(kind)
+
+    def release(self, key: Hashable, *, relaxed: bool = False) -> None:
+        """An arrival that gives nothing still counts."""
+        if self._muted():
+            self._current.advance()
+            self._protocol.arrived(key)
+        else:
+            super().release(key, relaxed=relaxed)
+
+    def _would_learn(self, knowledge: Knowledge) -> None:
+        old = self._ignored.get(self._current.number, np.zeros(1, np.int32))
+        size = max(old.size, knowledge.vector.size)
+        self._ignored[self._current.number] = np.maximum(fit(old, size), fit(knowledge.vector, size))
+
+    def _lesson(self, before: Knowledge, edge: str) -> None:
+        if self._warp is not None and self._current.known is not before:
+            line = self._warp.program.instructions[self._warp.group.pc].ptx_line
+            log = self._lessons.setdefault(self._current.number, [])
+            log.append((f"{edge} at PTX line {line}", self._current.known.vector))
+
+    # -- pairs that it would have ordered -----------------------------------------------------------------------------
+
+    def _conflicts(self, shadow: Shadow, cells: Cells, *, write: bool, atomic: bool, **rows: Any) -> Iterator[Conflict]:
+        ignored = self._ignored.get(self._current.number)
+        if ignored is not None:
+            self._name_edges(shadow, cells, self._current, ignored, write)
+        yield from super()._conflicts(shadow, cells, write=write, atomic=atomic, **rows)
+
+    def _name_edges(self, shadow: Shadow, cells: Cells, actor: Actor, ignored: np.ndarray, write: bool) -> None:
+        earlier = [(int(w), int(shadow.write_clock[cells][shadow.write_actor[cells] == w].max()))
+                   for w in np.unique(shadow.write_actor[cells])]  # fmt: skip
+        if write:
+            earlier += [(reader, int(clocks[cells].max(initial=0))) for reader, (clocks, _, _) in shadow.reads.items()]
+        for number, clock in earlier:
+            if number in (0, actor.number) or not 0 < clock <= int(fit(ignored, number + 1)[number]):
+                continue
+            for edge, known in self._lessons.get(actor.number, ()):
+                if int(fit(known, number + 1)[number]) >= clock:
+                    text = f"{actor.name} after {self._names[number]}: {edge}"
+                    self._edges[text] = self._edges.get(text, 0) + 1
+                    break
+
+    def argument(self, benign: frozenset[tuple[str, int]] = frozenset()) -> str:
+        """Why the instruction is superfluous, or "" if the checker was not silent.
+
+        benign: findings of the unbroken kernel, as (kind, PTX line of the later side).
+        """
+        if any((f.kind, _line(f)) not in benign for f in self.findings()):
+            return ""
+        if self.executions and self.fresh == self.executions:
+            return "it always finds a fresh barrier, so it never waits"
+        if not self._edges:
+            return "no later access of its warp conflicts with one that it would order"
+        edges = sorted(self._edges, key=lambda edge: -self._edges[edge])
+        more = f"; and {len(edges) - _SHOWN_EDGES} more" if len(edges) > _SHOWN_EDGES else ""
+        return "also ordered by " + "; ".join(edges[:_SHOWN_EDGES]) + more
+
+
+def _line(finding: Finding) -> int:
+    side = finding.second or finding.first
+    return side[1].ptx_line if side is not None else 0

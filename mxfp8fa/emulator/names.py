@@ -1,0 +1,30 @@
+"""Names for what a kernel uses, so that reports and pictures need no addresses. They have no effect on what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a kernel declares about itself; everything is optional.
+
+    Attributes:
+        roles: warp index -> role ("load", "mma", ...).
+        barriers: shared offset of an mbarrier -> name.
+        columns: name -> (first, last) column of tensor memory.
+        buffers: name -> (start, stop) of shared offsets.
+    """
+
+    roles: Mapping[int, str] = field(default_factory=dict)
+    barriers: Mapping[int, str] = field(default_factory=dict)
+    columns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    buffers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def barrier(self, key: Any) -> str:
+        """The name of a synchronisation object, given the machine's key of it."""
+        if key[0] == "mbarrier":
+            return self.barriers.get(key[2], f"mbarrier {key[2]:#x}")
+        return f"barrier {key[2]}" if key[0] == "barrier" else "cluster barrier"
