@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -89,8 +90,7 @@ def fig_code_table(fmt: Format = E4M3, *, ax: Ax = None) -> Figure:
         color=style.VERMILION,
         annotation_clip=False,
     )
-    labels = [f"0x{r * columns:02X}    {r:2}    $2^{{{max(r, 1) - fmt.bias}}}$" for r in range(rows)]
-    one.set_yticks(range(rows), labels)
+    _label_rows(one, fmt, rows, columns)
     one.set_xticks(range(columns), [f"{c:0{fmt.mantissa_bits}b}" for c in range(columns)])
     one.xaxis.set_label_position("top")
     one.xaxis.tick_top()
@@ -98,7 +98,6 @@ def fig_code_table(fmt: Format = E4M3, *, ax: Ax = None) -> Figure:
     one.spines[:].set_visible(False)
     one.grid(visible=False)
     one.set_xlabel("mantissa bits")
-    one.set_ylabel("first code of the row, exponent field, power of two")
     finite = int(np.isfinite(values).sum())
     return style.finish(
         axes,
@@ -107,6 +106,18 @@ def fig_code_table(fmt: Format = E4M3, *, ax: Ax = None) -> Figure:
         "definition",
         f"codes 0x00 to 0x{(rows * columns) - 1:02X} in reading order; with the sign bit set, the same negated",
     )
+
+
+def _label_rows(one: Axes, fmt: Format, rows: int, columns: int) -> None:
+    """Left of each row: its first code, its exponent field, and the power of two that stands for."""
+    one.set_yticks([])
+    look: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "center", "annotation_clip": False}
+    for text, left in (("code", 80), ("field", 48), ("power", 8)):
+        one.annotate(text, (-0.5, -0.8), (-left, 0), fontsize=9, color=style.GREY, **look)
+    for row in range(rows):
+        power = f"$2^{{{max(row, 1) - fmt.bias}}}$"
+        for text, left in ((f"0x{row * columns:02X}", 80), (f"{row}", 48), (power, 8)):
+            one.annotate(text, (-0.5, row), (-left, 0), fontsize=10, **look)
 
 
 def _short(value: float) -> str:
