@@ -117,6 +117,20 @@ class Definition:
 REGISTRY: dict[str, list[Definition]] = {}
 
 
+# Forms that exist on the hardware and are left out on purpose: start of the mnemonic (a regular expression), and why.
+REFUSED: list[tuple[re.Pattern[str], str]] = []
+
+
+def refuse(mnemonic: str, reason: str) -> None:
+    """Say why instructions whose mnemonic begins with a regular expression are not supported."""
+    REFUSED.append((re.compile(mnemonic), reason))
+
+
+def why_refused(mnemonic: str) -> str:
+    """The reason for a form that is left out on purpose, or ""."""
+    return next((reason for pattern, reason in REFUSED if pattern.match(mnemonic)), "")
+
+
 def _identifier(text: str) -> str:
     return re.sub(r"\W+", "_", text)
 

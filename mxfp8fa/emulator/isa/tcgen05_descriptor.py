@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mxfp8fa.emulator.errors import IllegalOperation
+from mxfp8fa.layouts.matrix_descriptor import MatrixDescriptor
+from mxfp8fa.layouts.swizzle import SW128_ATOM32
 
 Refuse = Callable[[str, object, object], IllegalOperation]
 _F8F6F4 = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
@@ -120,11 +122,25 @@ def decode(word: int, kind: str, cta_group: int, vector: str | None) -> MMAShape
     d_code = word >> 4 & 3
     if d_code not in rules.d_formats:
         raise refuse("the format of D (bits 4:5)", d_code, ", ".join(f"{c} ({f})" for c, f in rules.d_formats.items()))
+    if kind == "i8" and word >> 13 & 3:
+        raise refuse("the negation of A or B (bits 13, 14)", word >> 13 & 3, "0 for integers")
+    if kind != "i8" and word >> 3 & 1:
+        raise refuse("the saturation bit (bit 3)", 1, "0 for floating-point kinds")
+    if word >> 30:
+        raise refuse("the maximum shift (bits 30:31)", word >> 30, "0 without .ws")
+    _reserved(word, (6, 23, 29), refuse)
     if kind == "f16" and formats[0] != formats[1]:
         raise refuse("the pair of formats", formats, "equal ones (mixing f16 and bf16 is not documented)")
     if rules.d_formats[d_code] == "f16" and "bf16" in formats:
         raise refuse("the format of D (bits 4:5)", "f16", "f32 for bf16 operands")
     return MMAShape(**common, d_format=rules.d_formats[d_code], saturate=bool(word >> 3 & 1))
+
+
+def _reserved(word: int, bits: tuple[int, ...], refuse: Refuse) -> None:
+    """Bits that the tables mark as reserved."""
+    for bit in bits:
+        if word >> bit & 1:
+            raise refuse(f"reserved bit {bit}", 1, 0)
 
 
 def _check_shape(m: int, n: int, kind: str, cta_group: int, b_mn_major: bool, rules: Kind, refuse: Refuse) -> None:
@@ -141,7 +157,9 @@ def _check_shape(m: int, n: int, kind: str, cta_group: int, b_mn_major: bool, ru
     if b_mn_major and rules.element_bytes == 1:
         step = max(step, 16 * cta_group)
     if n % step or not step <= n <= 256:
-        raise refuse("N (bits 17:22)", n, f"multiples of {step} up to 256")
+        reason = " (N-major, 8-bit)" if b_mn_major and rules.element_bytes == 1 else ""
+        also = " (and 8, 24)" if kind == "i8" and cta_group == 1 and step == 16 and not reason else ""
+        raise refuse("N (bits 17:22)", n, f"multiples of {step} up to 256{also}{reason}")
 
 
 def _block_scaled(word: int, kind: str, vector: str | None, common: dict[str, Any], refuse: Refuse) -> MMAShape:
@@ -150,6 +168,7 @@ def _block_scaled(word: int, kind: str, vector: str | None, common: dict[str, An
         raise IllegalOperation(
             f"tcgen05.mma kind::{kind} with .{vector}: allowed are {', '.join(str(v) for v in vectors)}"
         )
+    _reserved(word, (3, 6), refuse)
     scales, sfa, sfb, ue8m0 = vectors[vector], word >> 29 & 3, word >> 4 & 3, word >> 23 & 1
     if not ue8m0 and (kind != "mxf4nvf4" or scales != 4):
         raise refuse("the scale format (bit 23)", "0 (ue4m3)", "1 (ue8m0)")
@@ -161,3 +180,16 @@ def _block_scaled(word: int, kind: str, vector: str | None, common: dict[str, An
     return MMAShape(
         **common, d_format="f32", scales=scales, scale_format="ue8m0" if ue8m0 else "ue4m3", sfa_id=sfa, sfb_id=sfb,
     )  # fmt: skip
+
+
+def check_layout(d: MatrixDescriptor, shape: MMAShape, mn_major: bool, what: str) -> None:
+    """Swizzle modes by major and element size, PTX ISA 9.7.16.10.5 (tables of supported swizzling modes).
+
+    Raises:
+        IllegalOperation: names the mode and what is allowed.
+    """
+    atoms = d.swizzle is SW128_ATOM32
+    if atoms != (mn_major and shape.element_bytes == 4):
+        allowed = "128B with 32-byte atoms (mode 1)" if not atoms else "modes 0, 2, 4, 6"
+        kind = f"{'MN' if mn_major else 'K'}-major, {8 * shape.element_bytes}-bit"
+        raise IllegalOperation(f"tcgen05.mma operand {what} ({kind}): swizzle {d.swizzle.name}; allowed: {allowed}")

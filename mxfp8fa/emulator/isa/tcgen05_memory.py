@@ -9,7 +9,7 @@ import numpy as np
 from mxfp8fa.emulator.errors import IllegalOperation, PoisonError
 from mxfp8fa.emulator.isa import mbarriers
 from mxfp8fa.emulator.isa.barrier import uniform
-from mxfp8fa.emulator.isa.registry import machine
+from mxfp8fa.emulator.isa.registry import machine, refuse
 from mxfp8fa.emulator.machine import access
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
 from mxfp8fa.emulator.machine.cluster import CTA
@@ -23,6 +23,7 @@ NUMBERS = tuple(f"x{1 << i}" for i in range(8))
 SPACES = ("shared::cta",)
 SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b")
 LD = "9.7.16.8 tcgen05.ld"
+refuse(r"tcgen05\.ld\.red", "loads that also reduce (.red) do not exist on sm_100a")
 
 
 def whole_warp(warp: Warp, bits: int, what: str) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from mxfp8fa.emulator.errors import IllegalOperation
-from mxfp8fa.emulator.isa.registry import machine
-from mxfp8fa.emulator.isa.tcgen05_descriptor import MMAShape, decode
+from mxfp8fa.emulator.isa.registry import machine, refuse
+from mxfp8fa.emulator.isa.tcgen05_descriptor import MMAShape, check_layout, decode
 from mxfp8fa.emulator.isa.tcgen05_memory import GROUPS, same_group
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
 from mxfp8fa.emulator.machine.tensor_core import Product, descriptor, multiply, tensor_pipe, the_pair
@@ -18,6 +18,9 @@ PLAIN = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
 SCALED = ("kind::mxf8f6f4", "kind::mxf4", "kind::mxf4nvf4")
 COLLECTOR = tuple(f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard"))
 SECTION = "9.7.16.10 tcgen05.mma"
+refuse(r"tcgen05\.mma\.ws", "weight-stationary MMA (.ws) is not supported by the emulator")
+refuse(r"tcgen05\.mma\.sp", "sparse MMA (.sp) is not supported by the emulator")
+refuse(r"tcgen05\.mma\..*\.ashift", "shifting the rows of A (.ashift) is not supported by the emulator")
 NOT = "sparse and .ws forms, .ashift; collectors are only hints"
 
 
@@ -28,8 +31,10 @@ def _issue(warp: Warp, bits: int, group: str, shape_of: Any, product_of: Any) ->
     for lane in indices_of(bits):
         shape: MMAShape = shape_of(int(lane), cta_group)
         product: Product = product_of(int(lane), shape)
-        descriptor(product.b, "tcgen05.mma operand B")
-        if product.a_in_tensor_memory and shape.a_mn_major:
+        check_layout(descriptor(product.b, "tcgen05.mma operand B"), shape, shape.b_mn_major, "B")
+        if not product.a_in_tensor_memory:
+            check_layout(descriptor(product.a, "tcgen05.mma operand A"), shape, shape.a_mn_major, "A")
+        elif shape.a_mn_major:
             raise IllegalOperation("tcgen05.mma with A in tensor memory: A must be K-major (descriptor bit 15)")
         ctas, mode = the_pair(warp.cta, group), warp.machine.options.accumulate
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mxfp8fa.emulator.errors import IllegalOperation, PoisonError
 from mxfp8fa.emulator.isa import mbarriers
-from mxfp8fa.emulator.isa.registry import machine
+from mxfp8fa.emulator.isa.registry import machine, refuse
 from mxfp8fa.emulator.isa.tcgen05_memory import masked_ctas, whole_warp
 from mxfp8fa.emulator.isa.trace import lane_function
 from mxfp8fa.emulator.machine import access, tensor_map
@@ -29,6 +29,7 @@ SHARED = ("shared::cta", "shared::cluster")
 COMPLETE = "mbarrier::complete_tx::bytes"
 TENSOR = "9.7.9.27 cp.async.bulk.tensor"
 BULK = "9.7.9.25 cp.async.bulk"
+refuse(r"cp\.(reduce\.)?async\.bulk\..*\.im2col", "im2col modes are not supported by the emulator")
 _SHARED_ALIGNMENT_BYTES = 128  # of the shared address of a tensor copy
 _BULK_ALIGNMENT_BYTES = 16
 

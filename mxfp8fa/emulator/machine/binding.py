@@ -13,7 +13,7 @@ import numpy as np
 
 from mxfp8fa.emulator.errors import IllegalOperation, PoisonError, UnsupportedInstruction
 from mxfp8fa.emulator.isa import trace
-from mxfp8fa.emulator.isa.registry import REGISTRY, Definition, OperandSpec
+from mxfp8fa.emulator.isa.registry import REGISTRY, Definition, OperandSpec, why_refused
 from mxfp8fa.emulator.lanes import LANES, raw_dtype
 from mxfp8fa.emulator.machine.memory import SHARED_RANK_SHIFT
 from mxfp8fa.emulator.machine.special import special_register
@@ -197,6 +197,9 @@ def bind(instruction: syntax.Instruction, program: Program) -> Step:
 
 
 def _unknown(instruction: syntax.Instruction) -> str:
+    refused = why_refused(instruction.mnemonic)
+    if refused:
+        return f"`{instruction}`: {refused}"
     known = REGISTRY.get(instruction.opcode, ())
     forms = "; ".join(d.pattern for d in known[:6])
     hint = f"known forms: {forms}" if known else f"no form of `{instruction.opcode}` is defined"
