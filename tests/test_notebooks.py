@@ -62,6 +62,37 @@ MISTAKES = {
         ],
         "largest_threshold": ["lambda p_offset: 4.0", "lambda p_offset: 8 - p_offset"],
     },
+    "05_one_mma": {
+        "instruction_descriptor": [
+            "lambda m, n: 1 << 4 | 1 << 7 | 1 << 10 | n // 8 << 17 | m // 8 << 24",
+            "lambda m, n: 1 << 7 | 1 << 10 | n // 8 << 17 | m // 16 << 24",
+        ],
+        "swizzled": [
+            # the XOR on the offset in the tile instead of the address, and no swizzle
+            "lambda start, row, byte: start + ((row * 128 + byte) ^ (row % 8 << 4))",
+            "lambda start, row, byte: start + row * 128 + byte",
+        ],
+        "parities": [
+            "lambda k, stages: (k % 2, (k + 1) % 2)",
+            "lambda k, stages: (k // stages % 2, k // stages % 2)",
+        ],
+        "cell": [
+            "lambda t, r: (t // 4 + 8 * (r % 2), 2 * (t % 4) + r // 2)",
+            "lambda t, r: (t, r)",
+        ],
+    },
+    "06_scale_factors_in_tmem": {
+        "byte_of": [
+            "lambda row, block, k: row * k // 32 + block",
+            "lambda row, block, k: 512 * (row // 128 + block // 4 * 3) + row % 32 * 16 + row % 128 // 32 * 4 + block % 4",
+        ],
+        "places": [
+            "lambda row, block, c: [(row % 32 + 32 * i, c + block, row // 32) for i in range(4)]",
+            "lambda row, block, c: [(row, c + row // 32, block)]",
+        ],
+        "scale_ids": ["lambda word: (word >> 4 & 3, word >> 29 & 3)", "lambda word: (word >> 30, word >> 4 & 3)"],
+        "packed_bytes": ["lambda rows, k: rows * k // 32", "lambda rows, k: 512 * (rows // 128) * (k // 128)"],
+    },
 }
 
 
