@@ -2,8 +2,7 @@
 
 What they print is compared by nbval (`make notebooks`). To execute one again and keep its outputs:
 
-    .venv/bin/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
-        --ExecutePreprocessor.coalesce_streams=True notebooks/00_map.ipynb
+    .venv/bin/python scripts/execute_notebooks.py notebooks/00_map.ipynb
 
 A new notebook: NN_title.ipynb with the title and question of its `Lesson`, its solutions in notebooks/solutions/NN_title.py,
 at least one plausible mistake per exercise in MISTAKES below, and its link in README and in 00_map.ipynb.
