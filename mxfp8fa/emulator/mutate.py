@@ -349,8 +349,8 @@ def run_mutant(
     """
     if (mutant.kernel, mutant.pc) not in known.executed:
         return Verdict(mutant, "not executed")
-    wrong = False
-    for schedule, seed in schedules:
+    unused, wrong = (mutant.kernel, mutant.pc) in known.unused, False
+    for schedule, seed in schedules[:1] if unused else schedules:
         name = schedule if schedule != "random" else f"random:{seed}"
         try:
             found = _replay(launches, mutant, Options(schedule=schedule, seed=seed, **options), known.benign)

@@ -189,8 +189,8 @@ class Checker(Watch):
     def fence(self, kind: str) -> None:
         """Proxy fences make what the warp knows visible; any fence lets relaxed releases carry it.
 
-        kind: "proxy.async" (also ".global", ".shared::cta", ...), "mbarrier_init", "tcgen05.before_thread_sync",
-        "tcgen05.after_thread_sync", "griddepcontrol.wait"; others order threads only.
+        kind: "proxy.async" (also ".global", ".shared::cta", ...), "mbarrier_init", "tcgen05.fence::before_thread_sync",
+        "tcgen05.fence::after_thread_sync", "griddepcontrol.wait"; others order threads only.
         """
         actor = self._current
         if kind.startswith("proxy.async"):
@@ -199,9 +199,9 @@ class Checker(Watch):
                     actor.known = actor.known.raised(row, actor.known.vector)
         if kind == "mbarrier_init" or (kind.startswith("proxy.async") and "global" not in kind):
             self._initialised.fenced(actor)
-        if kind == "tcgen05.before_thread_sync":
+        if kind == "tcgen05.fence::before_thread_sync":
             actor.before = actor.known.rows[TENSOR]
-        elif kind == "tcgen05.after_thread_sync":
+        elif kind == "tcgen05.fence::after_thread_sync":
             actor.known = actor.known.raised(TENSOR, actor.after)
         elif kind == "griddepcontrol.wait" and self._predecessor is not None:
             actor.learn(self._predecessor.known)

@@ -1,0 +1,165 @@
+"""Rules of barriers, proxies of global memory and of mbarriers, names in reports, and findings that are allowed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mxfp8fa.emulator as em
+from mxfp8fa.emulator.check import Finding, allowed
+from mxfp8fa.emulator.errors import Site
+from mxfp8fa.emulator.names import Names
+from tests.emulator.check.test_races import NEIGHBOUR, bulk, findings
+from tests.emulator.machine.kernels import HEAD_LINES
+
+
+def said(body, **options):
+    """What is found, or the error."""
+    return [f.what for f in findings(body, **options)]
+
+
+# -- mbarriers ------------------------------------------------------------------------------------------------------------
+
+INIT = " setp.eq.u32 %p1, %r1, 0;\n @%p1 mbarrier.init.shared.b64 [%r2], {count};\n bar.sync 0;\n"
+
+
+def test_more_arrivals_than_expected():
+    with pytest.raises(em.BarrierError, match="more arrivals than expected"):
+        findings(INIT.format(count=41) + " mbarrier.arrive.shared.b64 _, [%r2], 2;", block=32)
+
+
+def test_arrivals_of_one_instruction_in_two_phases():
+    """31 of 32 lanes complete the phase; the last one counts for the next."""
+    found = said(INIT.format(count=31) + " mbarrier.arrive.shared.b64 _, [%r2];", block=32)
+    assert found[0].startswith("the arrivals of one warp-instruction fall into two phases")
+    assert said(INIT.format(count=32) + " mbarrier.arrive.shared.b64 _, [%r2];", block=32) == []
+
+
+def test_a_phase_that_nobody_completes():
+    found = said(INIT.format(count=96) + " mbarrier.arrive.shared.b64 _, [%r2];", block=64)
+    assert found == ["an mbarrier ends within a phase: 64 of 96 arrivals"]
+
+
+MISSED = (
+    INIT.format(count=1)
+    + """
+ setp.eq.u32 %p1, %r1, 0;
+ setp.eq.u32 %p2, %r1, 32;
+ @%p2 mbarrier.arrive.shared.b64 _, [%r2+8];
+ @%p2 bra WAIT;
+ @!%p1 bra END;
+ mbarrier.arrive.shared.b64 _, [%r2];
+ {second}
+ bra END;
+WAIT:
+ mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0;
+ @!%p3 bra WAIT;
+END:"""
+)
+
+
+def test_a_wait_that_a_whole_phase_can_pass_unseen():
+    """The producer does not wait for the consumer and completes two phases: the parity is what it was before."""
+    body = MISSED.replace(" @%p2 mbarrier.arrive.shared.b64 _, [%r2+8];\n", "").format(
+        second="mbarrier.arrive.shared.b64 _, [%r2];"
+    )
+    outcomes = set()
+    for schedule in ("eager", "lazy", *range(8)):
+        options = {"schedule": "random", "seed": schedule} if isinstance(schedule, int) else {"schedule": schedule}
+        try:
+            outcomes |= {what.partition(":")[0] for what in said(body, **options)}
+        except em.DeadlockError:
+            outcomes.add("DeadlockError")
+    assert "a wait for an mbarrier can miss a whole phase" in outcomes or "DeadlockError" in outcomes
+    fine = MISSED.replace(" @%p2 mbarrier.arrive.shared.b64 _, [%r2+8];\n", "").format(second="")
+    assert said(fine, schedule="lazy") == []
+
+
+# -- the asynchronous proxy -----------------------------------------------------------------------------------------------
+
+
+def test_an_mbarrier_is_initialised_for_the_asynchronous_proxy():
+    assert said(bulk()) == []
+    assert said(bulk(init_fence="fence.proxy.async;")) == []
+    (found,) = findings(bulk(init_fence=""))
+    assert found.kind == "visibility" and "fence.mbarrier_init" in found.what
+    assert "mbarrier.init" in found.first[1].text and "cp.async.bulk" in found.second[1].text
+
+
+def test_the_fence_belongs_before_the_barrier_that_tells_the_others():
+    late = bulk(init_fence="").replace(" bar.sync 0;", " bar.sync 0;\n fence.mbarrier_init.release.cluster;", 1)
+    assert said(late) == []  # thread 0 issues the copy itself
+    elsewhere = late.replace("@!%p1 bra CONSUME", "setp.eq.u32 %p4, %r1, 32;\n @!%p4 bra CONSUME")
+    assert [f.kind for f in findings(elsewhere)] == ["visibility"]
+
+
+GLOBAL = """
+ st.global.u32 [%rd4], %r1;
+ {fence}
+ bar.sync 0;
+"""
+
+
+@pytest.mark.parametrize(
+    ("fence", "silent"),
+    [
+        ("fence.proxy.async;", True),
+        ("fence.proxy.async.global;", True),
+        ("fence.proxy.async.shared::cta;", False),
+        ("", False),
+    ],
+)
+def test_a_copy_of_what_threads_wrote_to_global_memory(fence, silent):
+    body = GLOBAL.format(fence=fence) + bulk().replace("[%rd2], 128", "[%rd1], 128")
+    found = findings(body)
+    assert (found == []) == silent
+    assert silent or (found[0].kind == "visibility" and "global memory" in found[0].what)
+
+
+# -- reports --------------------------------------------------------------------------------------------------------------
+
+
+def test_names_in_reports():
+    names = Names(roles={0: "load", 1: "mma"}, buffers={"tile": (0x400, 0x800)}, barriers={0x400: "full"})
+    (found, *_) = findings(NEIGHBOUR.format(sync=""), names=names)
+    assert {found.first[0], found.second[0]} == {"CTA (0, 0, 0) warp 0 (load)", "CTA (0, 0, 0) warp 1 (mma)"}
+    only_buffers = Names(buffers={"tile": (0x400, 0x800)})
+    (found, *_) = findings(NEIGHBOUR.format(sync=""), names=only_buffers)
+    assert ", tile + 0x" in found.where
+
+
+def test_places_in_global_memory_are_bytes_of_an_allocation():
+    (found,) = findings(" st.global.u32 [%rd1+64], %r1;", block=1, grid=2)
+    assert found.where.startswith("byte 64 of ") and "0x" not in found.where
+
+
+def test_both_sites_are_named():
+    (found, *_) = findings(NEIGHBOUR.format(sync=""))
+    assert {found.first[1].ptx_line, found.second[1].ptx_line} == {HEAD_LINES + 4, HEAD_LINES + 8}
+
+
+# -- findings that are allowed --------------------------------------------------------------------------------------------
+
+
+def finding(kernel, first, second, kind="visibility"):
+    side = [("somebody", Site(kernel, (0, 0, 0), 0, None, 1, text)) for text in (first, second)]
+    return Finding(kind, "", "", *side)
+
+
+def test_known_benign_findings_carry_their_reason():
+    store, copy = "st.shared.b8 [%r1], 127;", "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r1], %rd1;"
+    assert "cuDNN" in allowed.reason_to_allow(finding("kernel_cudnn_mxfp8_fwd", store, copy))
+    assert allowed.reason_to_allow(finding("kernel_of_ours", store, copy)) == ""
+    assert allowed.reason_to_allow(finding("kernel_cudnn_mxfp8_fwd", store, copy, kind="race")) == ""
+    assert allowed.reason_to_allow(finding("kernel_cudnn_mxfp8_fwd", "st.shared.b8 [%r1], %rs2;", copy)) == ""
+
+
+def test_allowed_findings_are_kept_apart(monkeypatch):
+    known = allowed.Allowed("^k$", "race", "st.shared", "ld.shared", "for the test")
+    monkeypatch.setattr(allowed, "ALLOWED", (known,))
+    out = np.zeros(4096, np.uint32)
+    from tests.emulator.machine.kernels import launch
+
+    report = launch(NEIGHBOUR.format(sync=""), out, out, block=64, check="races")
+    assert [f.allowed for f in report.launches[0].allowed] == ["for the test"]
+    assert all("ld.shared" not in f.second[1].text for f in report.races)
