@@ -22,8 +22,8 @@ Barriers:
     loaded   1      warp 0, and 8 KiB of TMA bytes  warp 0     sA and sB are filled
     done     1      tcgen05.commit                  all warps  D is in TMEM
 
-The PTX ISA asks for tcgen05.fence::after_thread_sync between the wait for `done` and tcgen05.ld. The CuTe DSL has no
-public call for it, and kernels built with it run without; so do these.
+The PTX ISA asks for tcgen05.fence::after_thread_sync between the wait for `done` and tcgen05.ld. The CuTe DSL has it
+only among its experimental primitives, and the kernels built with it that we know run without; so do these.
 """
 
 import cutlass

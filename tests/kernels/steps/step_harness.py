@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from mxfp8fa import emulator
+from mxfp8fa.emulator.host import ptx_of
 
 
 def run_step(compiled, arguments, **options):
@@ -36,3 +37,26 @@ def assert_same_bits(result, expected):
 def tables_of(step):
     """The tables that the step's records print, and the docstring of its file without its indentation."""
     return str(step.TMEM), str(step.BARRIERS), re.sub(r"(?m)^    ", "", step.__doc__)
+
+
+def assert_columns_as_declared(step, compiled, arguments):
+    """Every access to tensor memory is one that the step's map declares, and every declared one happens.
+
+    An access belongs to the range that holds all of its columns; tcgen05.mma may read what it wrote (it accumulates).
+    """
+    lines = ptx_of(compiled).splitlines()
+    trace = emulator.Trace()
+    emulator.run(compiled, *arguments, trace=trace, wait_ld="required")
+    seen = set()
+    for access in trace.tensor_accesses:
+        (instruction,) = re.findall(r"tcgen05\.(?:wait::)?[a-z]+", lines[access.ptx_line - 1])[:1]
+        instruction = instruction.replace("wait::", "")  # where a load completes
+        (home,) = [r for r in step.TMEM if r.start <= access.first_column and access.last_column < r.stop]
+        declared = home.writer if access.write else f"{home.reader}, {home.writer}"
+        assert instruction in declared.split(", "), f"{instruction} {access} is not in the map:\n{step.TMEM}"
+        seen.add((home.name, instruction, access.write))
+    for r in step.TMEM:
+        for instruction in r.writer.split(", "):
+            assert (r.name, instruction, True) in seen, f"{r.name} is never written by {instruction}"
+        for instruction in r.reader.split(", "):
+            assert (r.name, instruction, False) in seen, f"{r.name} is never read by {instruction}"

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
-from step_harness import assert_same_bits, empty, run_step, tables_of  # noqa: E402
+from step_harness import assert_columns_as_declared, assert_same_bits, empty, run_step, tables_of  # noqa: E402
 
 from mxfp8fa.emulator.host import ptx_of  # noqa: E402
 from mxfp8fa.kernels import compile_kernel  # noqa: E402
@@ -61,6 +61,10 @@ def test_it_is_one_instruction(compiled):
     assert ptx.count("tcgen05.mma.cta_group::1.kind::f16") == 1
     assert ptx.count("cp.async.bulk.tensor.2d") == 2
     assert ptx.count("tcgen05.ld.sync.aligned.32x32b.x128") == 1
+
+
+def test_columns_are_used_as_declared(compiled):
+    assert_columns_as_declared(step, compiled, step.arguments(*operands(), empty(128, 128)))
 
 
 def test_the_tables_in_the_docstring_are_the_records():

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
-from step_harness import assert_same_bits, empty, run_step, tables_of  # noqa: E402
+from step_harness import assert_columns_as_declared, assert_same_bits, empty, run_step, tables_of  # noqa: E402
 
 from mxfp8fa.kernels import compile_kernel  # noqa: E402
 from mxfp8fa.kernels.steps import step2_k_loop as step  # noqa: E402
@@ -68,6 +68,10 @@ def test_the_order_of_k_matters():
     for accumulate in ("float32", "blackwell"):
         forward, backward = model(a, b, accumulate), model(a.flip(1), b.flip(1), accumulate)
         assert np.nansum(forward != backward) > 1000
+
+
+def test_columns_are_used_as_declared(compiled):
+    assert_columns_as_declared(step, compiled, step.arguments(*operands(128, 128, 128), empty(128, 128)))
 
 
 def test_the_tables_in_the_docstring_are_the_records():

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
-from step_harness import assert_same_bits, empty, run_step, tables_of  # noqa: E402
+from step_harness import assert_columns_as_declared, assert_same_bits, empty, run_step, tables_of  # noqa: E402
 
 from mxfp8fa.kernels import MXOperand, compile_kernel  # noqa: E402
 from mxfp8fa.kernels.steps import step3_block_scaled as step  # noqa: E402
@@ -130,6 +130,11 @@ def test_a_wrong_placement_of_scales_is_noticed(compiled, way, which):
     with pytest.raises(AssertionError, match="differ"):
         assert_same_bits(d, mma(a, b))
     assert_same_bits(d, mma(wrong_model, b) if which == "a" else mma(a, wrong_model))
+
+
+def test_columns_are_used_as_declared(compiled):
+    _, _, a, b = pair(128, 128, 512)
+    assert_columns_as_declared(step, compiled("KK"), step.arguments(a, b, empty(128, 128)))
 
 
 def test_the_tables_in_the_docstring_are_the_records():
