@@ -330,7 +330,7 @@ def block_scale(x: cute.Tensor) -> cutlass.Int32:
     """
     amax = cutlass.Float32(0)
     for i in cutlass.range_constexpr(0, BLOCK, 2):
-        amax = max3_abs(amax, x[i], x[i + 1])
+        amax = max3(amax, x[i], x[i + 1], abs=True)
     bits = amax.bitcast(cutlass.Int32)
     scale = ((bits + 0x1FFFFF) >> 23) - E4M3_MAX_EXPONENT
     scale = cutlass.max(scale, 0)
@@ -338,14 +338,19 @@ def block_scale(x: cute.Tensor) -> cutlass.Int32:
 
 
 @dsl_user_op
-def max3_abs(
-    a: cutlass.Float32, b: cutlass.Float32, c: cutlass.Float32, *, loc: object = None, ip: object = None
+def max3(
+    a: cutlass.Float32,
+    b: cutlass.Float32,
+    c: cutlass.Float32,
+    *,
+    abs: bool = False,
+    loc: object = None,
+    ip: object = None,
 ) -> cutlass.Float32:
-    """The largest of three magnitudes; NaN if one of them is (PTX ISA, max). The DSL has no call for three inputs."""
+    """The largest of three numbers or magnitudes; NaN if one of them is (PTX ISA, max). The DSL has no call for it."""
     operands = [cutlass.Float32(x).ir_value(loc=loc, ip=ip) for x in (a, b, c)]
-    return cutlass.Float32(
-        llvm.inline_asm(T.f32(), operands, "max.NaN.abs.f32 $0, $1, $2, $3;", "=f,f,f,f", loc=loc, ip=ip)
-    )
+    instruction = f"max.NaN{'.abs' if abs else ''}.f32 $0, $1, $2, $3;"
+    return cutlass.Float32(llvm.inline_asm(T.f32(), operands, instruction, "=f,f,f,f", loc=loc, ip=ip))
 
 
 @cute.jit

@@ -8,7 +8,7 @@ pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
 from step_harness import assert_same_bits, empty, run_step, tables_of  # noqa: E402
-from test_step3 import WAYS, blocks, moved, mx  # noqa: E402
+from test_step3 import blocks, mx  # noqa: E402
 
 from mxfp8fa.emulator import EmulationError  # noqa: E402
 from mxfp8fa.emulator.host import ptx_of  # noqa: E402
@@ -16,6 +16,7 @@ from mxfp8fa.kernels import MXOperand, compile_kernel  # noqa: E402
 from mxfp8fa.kernels.steps import step4_quantizer as step  # noqa: E402
 from mxfp8fa.layouts import pack_atoms, unpack_atoms  # noqa: E402
 from mxfp8fa.numerics import MXTensor, encode, mma, quantize  # noqa: E402
+from mxfp8fa.studies.scale_way import WRONG_PLACES, misplace  # noqa: E402
 
 CONSTANT = 132  # 2^5: some of S saturates, some of it vanishes
 
@@ -103,13 +104,13 @@ def test_edges_of_the_rule(dynamic, accumulate):
     assert_same_bits(d, mma(q, identity(), accumulate=accumulate))
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if "tiles" not in w])
+@pytest.mark.parametrize("way", [w for w in WRONG_PLACES if "tiles" not in w])
 def test_a_wrong_placement_of_scales_is_noticed(dynamic, operands, way):
     """For the scales that come from memory; and the model notices the same for those made in the kernel."""
     a, b, c = operands
-    c_moved = MXTensor(c.codes, unpack_atoms(moved(torch.from_numpy(pack_atoms(c.scale_e8m0)), way).numpy(), 128, 4))
+    c_moved = MXTensor(c.codes, unpack_atoms(misplace(torch.from_numpy(pack_atoms(c.scale_e8m0)), way).numpy(), 128, 4))
     q = quantize(mma(a, b), axes=1)
-    q_moved = MXTensor(q.codes, unpack_atoms(moved(torch.from_numpy(pack_atoms(q.scale_e8m0)), way).numpy(), 128, 4))
+    q_moved = MXTensor(q.codes, unpack_atoms(misplace(torch.from_numpy(pack_atoms(q.scale_e8m0)), way).numpy(), 128, 4))
     right, d = mma(q, c), run(dynamic, a, b, c_moved)
     for wrong in (d, mma(q_moved, c)):
         with pytest.raises(AssertionError, match="differ"):
