@@ -50,6 +50,7 @@ def load(
     """Copy a box of a tensor to shared memory [d], then complete its bytes on mbarrier [m]."""
     for lane in indices_of(bits):
         tensor, coordinates, rows = _tensor_operand(warp, a, int(lane), dim, mode)
+        tensor_map.check_coordinates(tensor, coordinates, write=False)
         box = tensor_map.box_of(tensor, coordinates, rows)
         tensor_map.check_box(box, tensor, warp.machine.memory, "TMA load", write=False)
         home, offset = _shared_place(
@@ -174,7 +175,9 @@ def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op
         raise IllegalOperation("a tensor copy needs [tensor map, {coordinates}]")
     for lane, same in _alike(bits, [*a, d], apart=op is not None):
         tensor, coordinates, rows = _tensor_operand(warp, a, lane, dim, mode)
-        box = tensor_map.box_of(tensor, coordinates, rows)
+        tensor_map.check_coordinates(tensor, coordinates + (rows or ()), write=True)
+        whole = tensor_map.box_of(tensor, coordinates, rows)
+        box = tensor_map.Box(whole.addresses, tensor_map.stored(tensor, whole))
         tensor_map.check_box(box, tensor, warp.machine.memory, "TMA store", write=True)
         if tensor.padded_bytes:
             raise IllegalOperation(f"TMA store of {tensor.type}: padded types can only be loaded")
@@ -185,7 +188,7 @@ def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op
             raise IllegalOperation("a TMA store reads the shared memory of its own CTA only")
         where = tensor_map.shared_offsets(tensor, offset, box.inside.size)[box.inside.reshape(-1)]
         addresses = box.addresses[box.inside].astype(np.uint64)
-        combine = None if op is None else _combine(op, tensor.type, tensor.element_bytes)
+        combine = None if op is None else _combine(op, tensor.type, tensor.element_bytes, flush=tensor.flush)
         _queue_store(warp, same, cta, where, addresses, tensor.element_bytes, combine, "cp.async.bulk.tensor")
 
 
@@ -205,10 +208,14 @@ def _alike(bits: int, operands: list[np.ndarray], *, apart: bool) -> list[tuple[
 Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _combine(op: str, type: str, size: int) -> Combine:
-    """old op new on raw words; f32 addition flushes subnormals, 16-bit ones do not (PTX ISA, cp.reduce.async.bulk)."""
+def _combine(op: str, type: str, size: int, *, flush: bool = False) -> Combine:
+    """old op new on raw words.
+
+    f32 addition keeps subnormals unless the tensor map's type flushes them: measured on an H200. (The PTX ISA says of
+    cp.reduce.async.bulk that the present implementation flushes.)
+    """
     if type in ("f32", "f64", "f16", "bf16"):
-        name = f"{op}{'.ftz' if (op, type) == ('add', 'f32') else ''}.{type}"
+        name = f"{op}{'.ftz' if flush and op == 'add' else ''}.{type}"
     elif op in ("and", "or", "xor"):
         name = f"{op}.b{8 * size}"
     else:

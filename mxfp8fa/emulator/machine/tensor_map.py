@@ -24,8 +24,9 @@ ELEMENT_TYPES = {
     8: ("f32", 32), 9: ("f64", 64), 10: ("bf16", 16), 11: ("b4x16", 4), 12: ("b4x16_p64", 4), 13: ("b6x16_p32", 6),
 }  # fmt: skip
 _SWIZZLES = {(0, 0): NONE, (1, 0): SW32, (2, 0): SW64, (3, 0): SW128, (3, 1): SW128_ATOM32, (3, 3): SW128_ATOM64}
-# What out-of-bounds elements read as when the map says NaN; 16 bits as reported by others, wider ones unknown: quiet NaNs.
-_NAN = {"f16": 0x7FF7, "bf16": 0x7FF7, "f32": 0x7FFFFFFF, "f64": 0x7FFFFFFFFFFFFFFF}
+_NAN_FILL = 0x7FF77FF77FF77FF7  # outside elements when the map says NaN: 0x7FF7 in every 16 bits (measured on an H200)
+_TF32_NAN = np.uint32(0x7FFFE000)  # what a tf32 load makes of every NaN (measured on an H200)
+CHUNK_BYTES = 16  # TMA moves 16-byte chunks: where a copy may start, and what a store at the end of a row writes
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def decode(raw: bytes) -> TensorMap:
     steps_[0] = 1  # ignored without interleave
     return TensorMap(
         address, name, element_bytes, tuple(dims), (element_bytes, *strides), tuple(box), tuple(steps_), swizzle,
-        _NAN.get(name, 0) if word >> 15 & 1 else 0, code == 8, bool(word >> 16 & 1), unit, padded,
+        _NAN_FILL if word >> 15 & 1 else 0, code == 8, bool(word >> 16 & 1), unit, padded,
     )  # fmt: skip
 
 
@@ -157,6 +158,31 @@ def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | N
     return Box(addresses, inside)
 
 
+def stored(m: TensorMap, box: Box) -> np.ndarray:
+    """Which elements of a box a store writes: those inside, and the rest of the last 16-byte chunk of a row.
+
+    The chunk matters where rows are not a multiple of 16 bytes long: a store past such an end writes into what follows
+    (measured on an H200).
+    """
+    row_bytes = m.dims[0] * m.element_bytes
+    if row_bytes % CHUNK_BYTES == 0 or CHUNK_BYTES % m.element_bytes:
+        return box.inside
+    per_chunk = CHUNK_BYTES // m.element_bytes
+    chunks = box.inside.reshape(*box.inside.shape[:-1], -1, per_chunk)
+    return np.broadcast_to(chunks.any(axis=-1, keepdims=True), chunks.shape).reshape(box.inside.shape)
+
+
+def check_coordinates(m: TensorMap, coordinates: tuple[int, ...], *, write: bool) -> None:
+    """IllegalOperation for coordinates at which a device stops (measured on an H200: illegal instruction)."""
+    if coordinates[0] // m.unit_elements * m.element_bytes % CHUNK_BYTES:
+        raise IllegalOperation(
+            f"coordinate {coordinates[0]} of dimension 0 is {coordinates[0] // m.unit_elements * m.element_bytes} bytes: a "
+            f"tensor copy starts at multiples of {CHUNK_BYTES} bytes"
+        )
+    if write and min(coordinates) < 0:
+        raise IllegalOperation(f"coordinates {coordinates} of a tensor store: they must not be negative")
+
+
 def check_box(box: Box, m: TensorMap, memory: GlobalMemory, what: str, *, write: bool) -> None:
     """Raise OutOfBounds if an element inside the tensor is outside valid global memory."""
     inside = box.addresses[box.inside]
@@ -168,7 +194,7 @@ def check_box(box: Box, m: TensorMap, memory: GlobalMemory, what: str, *, write:
 def read_box(box: Box, m: TensorMap, memory: GlobalMemory) -> np.ndarray:
     """Bytes of the dense box, (elements, element_bytes) uint8; outside elements are the fill value."""
     flat, inside = box.addresses.reshape(-1), box.inside.reshape(-1)
-    fill = np.frombuffer(int(m.fill).to_bytes(16, "little"), np.uint8)[: m.element_bytes]
+    fill = np.resize(np.frombuffer(m.fill.to_bytes(8, "little"), np.uint8), m.element_bytes)
     out = np.empty((flat.size, m.element_bytes), np.uint8)
     if m.element_bytes in (1, 2, 4, 8) and m.address % m.element_bytes == 0:
         words = out.view(f"u{m.element_bytes}")[:, 0]
@@ -177,21 +203,15 @@ def read_box(box: Box, m: TensorMap, memory: GlobalMemory) -> np.ndarray:
     else:
         out[:] = fill
         out[inside] = memory.load((flat[inside][:, None] + np.arange(m.element_bytes)).astype(np.uint64), 1)
-    if m.tf32 or m.flush:
-        return _float_conversions(out.view(np.uint32), m).view(np.uint8)
-    return out
+    return _to_tf32(out.view(np.uint32)).view(np.uint8) if m.tf32 else out
 
 
-def _float_conversions(bits: np.ndarray, m: TensorMap) -> np.ndarray:
-    """f32 with subnormals flushed, tf32 (that conversion rounds to nearest even is inferred)."""
-    if m.flush:
-        bits = np.where(bits & 0x7F800000 == 0, bits & np.uint32(0x80000000), bits)
-    if m.tf32:
-        finite = (bits & 0x7F800000) != 0x7F800000
-        bits = np.where(finite, bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)), bits) & np.uint32(
-            0xFFFFE000
-        )
-    return bits.astype(np.uint32)
+def _to_tf32(bits: np.ndarray) -> np.ndarray:
+    """f32 rounded to the nearest even tf32, as an H200 has it; loads of the ftz types do not flush."""
+    exponent_full = (bits & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+    rounded = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+    kept = np.where(exponent_full, bits, rounded) & np.uint32(0xFFFFE000)
+    return np.where(exponent_full & (bits & np.uint32(0x7FFFFF) != 0), _TF32_NAN, kept).astype(np.uint32)
 
 
 def shared_offsets(m: TensorMap, start: int, count: int) -> np.ndarray:
