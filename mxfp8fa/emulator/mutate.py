@@ -227,12 +227,13 @@ class Baseline:
         benign: its own findings, as (kind, PTX line): they do not count.
         executed: (kernel, index) of every instruction that the input reaches.
         unused: (kernel, index) of every mbarrier.init whose barriers nobody ever uses.
-        outputs: bytes of every writable range after the run.
+        inputs, outputs: bytes of every writable range before and after the run.
     """
 
     benign: frozenset[tuple[str, int]]
     executed: frozenset[tuple[str, int]]
     unused: frozenset[tuple[str, int]]
+    inputs: list[bytes]
     outputs: list[bytes]
 
 
@@ -270,14 +271,15 @@ def baseline(launches: Sequence[Recorded], **options: Any) -> Baseline:
     executed: set[tuple[str, int]] = set()
     unused: set[tuple[str, int]] = set()
     findings: list[Finding] = []
-    chosen = Options(**options)
+    chosen, inputs = Options(**options), _contents(launches)
     for recorded in launches:
         name, watch = recorded.program.kernel.name, _Users(chosen)
         _run(recorded, chosen, watch)
         executed |= {(name, pc) for pc, n in enumerate(recorded.program.counts) if n}
         unused |= {(name, pc) for pc, used in watch.used.items() if not used}
         findings += watch.findings()
-    return Baseline(frozenset(map(finding_key, findings)), frozenset(executed), frozenset(unused), _outputs(launches))
+    keys = frozenset(map(finding_key, findings))
+    return Baseline(keys, frozenset(executed), frozenset(unused), inputs, _contents(launches))
 
 
 def equivalence(
@@ -294,6 +296,7 @@ def equivalence(
     if not mutant.change.endswith("removed"):
         return ""
     chosen, arguments = Options(**options), []
+    _restore(launches, known.inputs)
     for recorded in launches:
         if recorded.program.kernel.name == mutant.kernel:
             witness = Witness(mutant.pc, names, **_assumptions(chosen))
@@ -352,13 +355,14 @@ def run_mutant(
     unused, wrong = (mutant.kernel, mutant.pc) in known.unused, False
     for schedule, seed in schedules[:1] if unused else schedules:
         name = schedule if schedule != "random" else f"random:{seed}"
+        _restore(launches, known.inputs)
         try:
             found = _replay(launches, mutant, Options(schedule=schedule, seed=seed, **options), known.benign)
         except EmulationError as error:
             return Verdict(mutant, "caught", type(error).__name__, name, error.message.split("\n")[0])
         if found is not None:
             return Verdict(mutant, "caught", found.kind, name, str(found).split("\n")[0])
-        wrong = wrong or _outputs(launches) != known.outputs
+        wrong = wrong or _contents(launches) != known.outputs
     reason = "" if wrong else equivalence(launches, mutant, known, names or _plain_name, **options)
     return Verdict(mutant, "equivalent" if reason else "survived", message=reason, wrong_output=wrong)
 
@@ -388,10 +392,19 @@ def _run(recorded: Recorded, options: Options, watch: Checker) -> None:
     run_machine(recorded.program, recorded.spec, memory, options, watch=watch)
 
 
-def _outputs(launches: Sequence[Recorded]) -> list[bytes]:
+def _writable(launches: Sequence[Recorded]) -> list[Range]:
+    return [r for r in launches[0].ranges if r.writable] if launches else []
+
+
+def _contents(launches: Sequence[Recorded]) -> list[bytes]:
     """The bytes of every writable range."""
-    ranges = launches[0].ranges if launches else []
-    return [ctypes.string_at(r.address, r.size_bytes) for r in ranges if r.writable]
+    return [ctypes.string_at(r.address, r.size_bytes) for r in _writable(launches)]
+
+
+def _restore(launches: Sequence[Recorded], contents: list[bytes]) -> None:
+    """Put them back: a kernel may overwrite what it reads."""
+    for r, data in zip(_writable(launches), contents, strict=True):
+        ctypes.memmove(r.address, data, r.size_bytes)
 
 
 # -- studies ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mxfp8fa.emulator.check.checker import Checker
-from mxfp8fa.emulator.check.clocks import Actor, Knowledge, fit
+from mxfp8fa.emulator.check.clocks import Actor, Knowledge, Meetings, fit
 from mxfp8fa.emulator.check.findings import Finding
 from mxfp8fa.emulator.check.shadow import Cells, Conflict, Shadow
 
@@ -34,6 +34,7 @@ class Witness(Checker):
         self._pc = pc
         self._names_of = names
         self._ignored: dict[int, np.ndarray] = {}  # actor -> clocks that the instruction would have taught it
+        self._unmuted = Meetings()  # what the instruction would have given
         self._lessons: dict[int, list[tuple[str, np.ndarray]]] = {}
         self._edges: dict[str, int] = {}
         self.executions = 0
@@ -46,8 +47,8 @@ class Witness(Checker):
 
     def acquire(self, key: Hashable) -> None:
         """Learn, unless this is the instruction."""
-        published = self._meetings[key].published
         if self._muted():
+            published = self._unmuted[key].published
             self.executions += 1
             self.fresh += not published.vector.any()
             self._would_learn(published)
@@ -76,11 +77,18 @@ class Witness(Checker):
 
     def release(self, key: Hashable, *, relaxed: bool = False) -> None:
         """An arrival that gives nothing still counts."""
+        meeting = self._unmuted[key]
+        meeting.gathering = meeting.gathering.join(self._current.known)
         if self._muted():
             self._current.advance()
             self._protocol.arrived(key)
         else:
             super().release(key, relaxed=relaxed)
+
+    def publish(self, key: Hashable) -> None:
+        """A phase ends."""
+        self._unmuted[key].publish()
+        super().publish(key)
 
     def _would_learn(self, knowledge: Knowledge) -> None:
         old = self._ignored.get(self._current.number, np.zeros(1, np.int32))
