@@ -52,7 +52,9 @@ def gmem(
     cute_tensor = from_dlpack(source, assumed_align=ALIGNMENT_BYTES)
     if element_type is not None:
         cute_tensor.element_type = element_type
+    # By stride, as CuTe deduces it; torch's dim_order() differs for sizes of 1.
+    order = tuple(sorted(range(tensor.ndim), key=lambda mode: -tensor.stride(mode)))
     for mode, divisor in enumerate(divisible_by):
         if divisor is not None:
-            cute_tensor.mark_compact_shape_dynamic(mode, tensor.dim_order(), divisor)
+            cute_tensor.mark_compact_shape_dynamic(mode, order, divisor)
     return cute_tensor
