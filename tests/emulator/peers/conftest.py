@@ -29,7 +29,8 @@ def quack():
 
     stub = None
     if importlib.util.find_spec("triton") is None:
-        import torch._dynamo  # noqa: F401  (it would take the stub for triton)
+        import torch._inductor.compile_fx
+        import torch._inductor.runtime.triton_compat  # noqa: F401  (torch's compiler would take the stub for triton)
 
         stub = types.ModuleType("triton")
         stub.runtime = types.SimpleNamespace(cache=types.SimpleNamespace(FileCacheManager=object))
