@@ -61,6 +61,26 @@ MISTAKES = {
         ],
         "largest_threshold": ["lambda p_offset: 4.0", "lambda p_offset: 8 - p_offset"],
     },
+    "03_a_blackwell_sm_in_python": {
+        "address": [
+            "lambda base, warp, column: base + (32 * warp << 16) + column",
+            "lambda base, warp, column: base + column",
+        ],
+        "side_by_side": [
+            "lambda start: MatrixDescriptor(start, 256, 128, NONE)",
+            "lambda start: MatrixDescriptor(start, 16, 256, NONE)",
+        ],
+        "scale_place": [
+            "lambda row, block: (row // 4, row % 4, block)",
+            "lambda row, block: (row % 32, block, row // 32)",
+        ],
+        "barrier_after": [
+            # the tx-count forgotten, and a phase that completes without its arrivals
+            "lambda count, events: (lambda n: (n // count % 2, count - n % count, 0))"
+            "(sum(k for name, k in events if name == 'arrive'))",
+            "lambda count, events: (sum(name == 'complete_tx' for name, _ in events) % 2, count, 0)",
+        ],
+    },
     "05_one_mma": {
         "instruction_descriptor": [
             "lambda m, n: 1 << 4 | 1 << 7 | 1 << 10 | n // 8 << 17 | m // 8 << 24",
