@@ -54,7 +54,11 @@ def load(
         box = tensor_map.box_of(tensor, coordinates, rows)
         tensor_map.check_box(box, tensor, warp.machine.memory, "TMA load", write=False)
         home, offset = _shared_place(
-            warp, int(d[lane]), tensor.shared_bytes, "the destination of a TMA load", _SHARED_ALIGNMENT_BYTES
+            warp,
+            int(d[lane]),
+            tensor_map.shared_bytes(tensor, box),
+            "the destination of a TMA load",
+            _SHARED_ALIGNMENT_BYTES,
         )
         barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
         pair = (group or late_group) == "cta_group::2"
@@ -79,14 +83,16 @@ def _queue_load(
     warp: Warp, tensor: TensorMap, box: tensor_map.Box, cta: CTA, offset: int, signalled: CTA, barrier: int
 ) -> None:
     by, site, m = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
+    size = tensor_map.counted_bytes(tensor, box)
 
     def run() -> None:
         m.watch.memory(box.addresses[box.inside].astype(np.uint64), tensor.element_bytes, write=False)
         data = tensor_map.read_box(box, tensor, m.memory)
+        m.watch.shared(cta, slice(offset, offset + tensor_map.shared_bytes(tensor, box)), 4, write=True)
         _write_shared(cta, tensor, offset, data)
         m.count_bytes("global load", data.nbytes)
         m.count_bytes("shared store", data.nbytes)
-        mbarriers.change(signalled, barrier, lambda x: x.complete_tx(tensor.box_bytes), f"{by} (TMA load)")
+        mbarriers.change(signalled, barrier, lambda x: x.complete_tx(size), f"{by} (TMA load)")
 
     m.asynchronous.issue(
         AsyncOp(("tma load", m.next_number()), run, site, "cp.async.bulk.tensor", agent=_agent(signalled, barrier))
@@ -102,7 +108,6 @@ def _write_shared(cta: CTA, tensor: TensorMap, offset: int, data: np.ndarray) ->
     """Place dense elements; padding of 4- and 6-bit groups stays as it is."""
     offsets = tensor_map.shared_offsets(tensor, offset, data.shape[0])
     size = tensor.element_bytes
-    cta.machine.watch.shared(cta, slice(offset, offset + tensor.shared_bytes), size, write=True)
     if size in (1, 2, 4, 8):
         cta.shared.words.store(offsets, size, np.ascontiguousarray(data).view(f"u{size}")[:, 0], None)
     else:
@@ -132,8 +137,11 @@ def _tensor_operand(
     return tensor, coordinates, None
 
 
-def _shared_place(warp: Warp, address: int, size: int, what: str, alignment: int) -> tuple[CTA, int]:
-    cta, offset = access.shared_word(warp, "shared::cluster", address, 1, what)
+def _shared_place(
+    warp: Warp, address: int, size: int, what: str, alignment: int, *, own: bool = False
+) -> tuple[CTA, int]:
+    """CTA and offset of `size` bytes of shared memory, checked; `own`: they must be the warp's own CTA's."""
+    cta, offset = access.shared_word(warp, "shared::cta" if own else "shared::cluster", address, 1, what)
     if offset % alignment:
         raise IllegalOperation(f"{what} at shared offset {offset:#x}: a multiple of {alignment} is needed")
     cta.shared.check(np.array([offset + size - 1], np.uint64), 1, what)
@@ -181,11 +189,10 @@ def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op
         tensor_map.check_box(box, tensor, warp.machine.memory, "TMA store", write=True)
         if tensor.padded_bytes:
             raise IllegalOperation(f"TMA store of {tensor.type}: padded types can only be loaded")
+        size = tensor_map.shared_bytes(tensor, box)
         cta, offset = _shared_place(
-            warp, int(d[lane]), tensor.shared_bytes, "the source of a TMA store", _SHARED_ALIGNMENT_BYTES
+            warp, int(d[lane]), size, "the source of a TMA store", _SHARED_ALIGNMENT_BYTES, own=True
         )
-        if cta is not warp.cta:
-            raise IllegalOperation("a TMA store reads the shared memory of its own CTA only")
         where = tensor_map.shared_offsets(tensor, offset, box.inside.size)[box.inside.reshape(-1)]
         addresses = box.addresses[box.inside].astype(np.uint64)
         combine = None if op is None else _combine(op, tensor.type, tensor.element_bytes, flush=tensor.flush)
@@ -276,6 +283,12 @@ def _size(value: int, what: str) -> int:
     return value
 
 
+def _check_global(warp: Warp, address: int, size: int, *, write: bool) -> None:
+    """Every 16-byte chunk of global memory that a bulk copy touches must be valid."""
+    chunks = np.arange(address, address + size, _BULK_ALIGNMENT_BYTES, dtype=np.uint64)
+    warp.machine.memory.check(chunks, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=write)
+
+
 @machine(
     f"cp.async.bulk.dst.global.{COMPLETE}{{.multicast::cluster}}{{.L2::cache_hint}} [d], [a], b, [m]{{, c:b64, e:b64}}",
     dst=SHARED,
@@ -289,9 +302,7 @@ def bulk_load(
     """Copy b bytes of global [a] to shared [d], then complete them on mbarrier [m]."""
     for lane in indices_of(bits):
         size = _size(int(b[lane]), "cp.async.bulk")
-        source = np.array([a[lane]], np.uint64)
-        warp.machine.memory.check(source, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=False)
-        warp.machine.memory.check(source + np.uint64(size - 1), 1, "cp.async.bulk", write=False)
+        _check_global(warp, int(a[lane]), size, write=False)
         home, offset = _shared_place(
             warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES
         )
@@ -361,7 +372,9 @@ def _peer(
     by, site, machine_ = mbarriers.who(warp), warp.site(warp.group.pc), warp.machine
     for lane in indices_of(bits):
         size = _size(int(b[lane]), "cp.async.bulk")
-        source, start = _shared_place(warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        source, start = _shared_place(
+            warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES, own=True
+        )
         target, offset = _shared_place(
             warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES
         )
@@ -422,10 +435,11 @@ def _bulk_store(
 ) -> None:
     for lane, same in _alike(bits, [d, a, b], apart=combine is not None or mask is not None):
         size = _size(int(b[lane]), "cp.async.bulk")
-        cta, offset = _shared_place(warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES)
+        cta, offset = _shared_place(
+            warp, int(a[lane]), size, "the source of cp.async.bulk", _BULK_ALIGNMENT_BYTES, own=True
+        )
+        _check_global(warp, int(d[lane]), size, write=True)
         target = np.array([d[lane]], np.uint64)
-        warp.machine.memory.check(target, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=True)
-        warp.machine.memory.check(target + np.uint64(size - 1), 1, "cp.async.bulk", write=True)
         step = np.arange(0, size, width, dtype=np.int64)
         if mask is not None:
             step = step[(int(mask[lane]) >> (step % 16) & 1).astype(bool)]

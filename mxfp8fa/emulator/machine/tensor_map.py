@@ -60,16 +60,6 @@ class TensorMap:
         """Elements (or units) of the box per dimension: every element_strides-th of it."""
         return tuple(-(-b // s) for b, s in zip(self.box, self.element_strides, strict=True))
 
-    @property
-    def box_bytes(self) -> int:
-        """Bytes that a load completes on its mbarrier: the whole box, also where it is out of bounds."""
-        return int(np.prod(self.box_counts)) * self.element_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes that the box takes in shared memory; more than box_bytes for padded types."""
-        return int(np.prod(self.box_counts)) * (self.padded_bytes or self.element_bytes)
-
 
 @lru_cache(maxsize=256)
 def decode(raw: bytes) -> TensorMap:
@@ -131,6 +121,16 @@ class Box:
     inside: np.ndarray
 
 
+def counted_bytes(m: TensorMap, box: Box) -> int:
+    """Bytes that a load completes on its mbarrier: the whole box, also where it is out of bounds, without padding."""
+    return box.inside.size * m.element_bytes
+
+
+def shared_bytes(m: TensorMap, box: Box) -> int:
+    """Bytes that the box takes in shared memory; more than `counted_bytes` for padded types."""
+    return box.inside.size * (m.padded_bytes or m.element_bytes)
+
+
 def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | None = None) -> Box:
     """Addresses of the box at `coordinates` (elements, innermost first; may be outside).
 
@@ -141,6 +141,8 @@ def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | N
     """
     if len(coordinates) != m.rank:
         raise IllegalOperation(f"{len(coordinates)} coordinates for a tensor map of rank {m.rank}")
+    if rows is not None and m.box_counts[1] != 1:
+        raise IllegalOperation(f"gather4 or scatter4 with a box of {m.box[1]} rows: it must have one")
     if coordinates[0] % m.unit_elements:
         raise IllegalOperation(
             f"coordinate {coordinates[0]} of dimension 0 must be a multiple of {m.unit_elements} for {m.type}"
