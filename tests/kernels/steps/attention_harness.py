@@ -1,10 +1,13 @@
 """Data, model and checks that the attention steps share."""
 
 import numpy as np
+import torch
 from step_harness import assert_same_bits, empty, run_step
 
-from mxfp8fa.kernels import MXOperand
+from mxfp8fa.kernels import MXOperand, compile_kernel
+from mxfp8fa.layouts import unpack_scales
 from mxfp8fa.numerics import AttentionOptions, MXTensor, attention_mxfp8, quantize
+from mxfp8fa.studies.scale_way import misplace
 
 
 def blocks(rows, k, seed, *, nan=True, huge=True):
@@ -64,3 +67,25 @@ def check_attention(step, compiled, q, k, v, softmax_scale, *, accumulate="float
     assert_same_bits(lse, expected_lse)
     assert_same_bits(o, expected_o)
     return o, lse, report
+
+
+def compile_attention(step, function, softmax_scale):
+    """A function of head_dim that compiles a step when first asked for it."""
+    kept = {}
+
+    def get(head_dim):
+        if head_dim not in kept:
+            ones = np.ones((128, head_dim), np.float32)
+            q, k, v = (MXOperand.from_mx_tensor(quantize(ones, axes=axis)) for axis in (1, 1, 0))
+            arguments = step.arguments(q, k, v, empty(128, head_dim), empty(128), softmax_scale)
+            kept[head_dim] = compile_kernel(function, *arguments)
+        return kept[head_dim]
+
+    return get
+
+
+def misplaced(x, rows, way):
+    """An operand with its scales in the wrong places (see `misplace`), and the MXTensor that these mean."""
+    scales = {rows: misplace(MXOperand.from_mx_tensor(x).scales[rows], way)}
+    plain = unpack_scales(scales[rows].numpy(), shape=x.shape, axes=x.axes, rows=rows)
+    return MXOperand(torch.from_numpy(x.codes), scales, x.axes), MXTensor(x.codes, plain, axes=x.axes)

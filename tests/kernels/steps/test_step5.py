@@ -7,16 +7,23 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
-from attention_harness import blocks, check_attention, model, operands, run_attention  # noqa: E402
+from attention_harness import (  # noqa: E402
+    blocks,
+    check_attention,
+    compile_attention,
+    misplaced,
+    model,
+    operands,
+    run_attention,
+)
 from step_harness import assert_same_bits, empty, tables_of  # noqa: E402
 
 from mxfp8fa.emulator.host import ptx_of  # noqa: E402
-from mxfp8fa.kernels import MXOperand, compile_kernel  # noqa: E402
+from mxfp8fa.kernels import MXOperand  # noqa: E402
 from mxfp8fa.kernels.steps import step5_attention_tile as step  # noqa: E402
-from mxfp8fa.layouts import unpack_scales  # noqa: E402
-from mxfp8fa.numerics import MXTensor, quantize  # noqa: E402
+from mxfp8fa.numerics import quantize  # noqa: E402
 from mxfp8fa.numerics.softmax import REFERENCE_LIMIT_LOG2  # noqa: E402
-from mxfp8fa.studies.scale_way import WRONG_PLACES, misplace  # noqa: E402
+from mxfp8fa.studies.scale_way import WRONG_PLACES  # noqa: E402
 
 SCALE = 0.11
 
@@ -28,17 +35,8 @@ def head_dim(request):
 
 @pytest.fixture(scope="module")
 def kernel():
-    """The compiled kernel of each head_dim, compiled when first asked for."""
-    kept = {}
-
-    def get(head_dim):
-        if head_dim not in kept:
-            ones = [mx(head_dim), mx(head_dim), mx(head_dim, axes=0)]
-            arguments = step.arguments(*ones, empty(128, head_dim), empty(128), softmax_scale=SCALE)
-            kept[head_dim] = compile_kernel(step.attention_tile, *arguments)
-        return kept[head_dim]
-
-    return get
+    """The compiled kernel of each head_dim."""
+    return compile_attention(step, step.attention_tile, SCALE)
 
 
 @pytest.fixture
@@ -99,14 +97,11 @@ def test_extreme_scores(compiled, head_dim, scores):
 def test_a_wrong_placement_of_scales_is_noticed(kernel, way, which):
     """The result is not the model's, and is what the model gives for exactly those scales."""
     tensors = dict(zip("qkv", operands(128, 128, 128), strict=True))
-    right, rows = tensors[which], "head_dim" if which == "v" else "tokens"
-    scales = {rows: misplace(MXOperand.from_mx_tensor(right).scales[rows], way)}
-    plain = unpack_scales(scales[rows].numpy(), shape=right.shape, axes=right.axes, rows=rows)
-    wrong = MXOperand(torch.from_numpy(right.codes), scales, right.axes)
+    wrong, wrong_model = misplaced(tensors[which], "head_dim" if which == "v" else "tokens", way)
     o, lse, _ = run_attention(step, kernel(128), *(tensors | {which: wrong}).values(), SCALE)
     with pytest.raises(AssertionError, match="differ"):
         assert_same_bits(o, model(*tensors.values(), SCALE)[0])
-    wrong_o, wrong_lse = model(*(tensors | {which: MXTensor(right.codes, plain, axes=right.axes)}).values(), SCALE)
+    wrong_o, wrong_lse = model(*(tensors | {which: wrong_model}).values(), SCALE)
     assert_same_bits(o, wrong_o)
     assert_same_bits(lse, wrong_lse)
 
