@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,3 +28,9 @@ class Names:
         if key[0] == "mbarrier":
             return self.barriers.get(key[2], f"mbarrier {key[2]:#x}")
         return f"barrier {key[2]}" if key[0] == "barrier" else "cluster barrier"
+
+
+def agent_name(queue: Hashable) -> str:
+    """The agent behind a queue of asynchronous operations, as reports and pictures call it."""
+    kind = queue[0] if isinstance(queue, tuple) else str(queue)
+    return {"tensor": "tensor core", "tma load": "TMA", "bulk load": "TMA", "bulk peer": "TMA"}.get(kind, kind)

@@ -10,19 +10,20 @@ asynchronous work over time; under "eager" it completes where it was issued.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mxfp8fa.emulator.machine.watch import Watch
+from mxfp8fa.emulator.names import Names, agent_name
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.asynchronous import AsyncOp
     from mxfp8fa.emulator.machine.cluster import CTA
     from mxfp8fa.emulator.machine.machine import Machine
-    from mxfp8fa.emulator.machine.warp import Warp
+    from mxfp8fa.emulator.machine.warp import Wait, Warp
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,42 @@ class TensorAccess:
 
 
 @dataclass(frozen=True)
+class SharedAccess:
+    """Bytes of shared memory that one instruction or asynchronous operation touched, from the first to the last.
+
+    Attributes:
+        issued: the step in which an asynchronous operation was issued; `step` for others.
+    """
+
+    step: int
+    issued: int
+    cta: tuple[int, int, int]
+    actor: str
+    write: bool
+    start: int
+    stop: int
+    ptx_line: int
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A tile's time in a buffer of shared memory.
+
+    Attributes:
+        buffer: its name, or the range of its bytes.
+        start, stop: shared offsets.
+        issued, filled, last_read: steps; last_read is `filled` if nobody read it.
+    """
+
+    buffer: str
+    start: int
+    stop: int
+    issued: int
+    filled: int
+    last_read: int
+
+
+@dataclass(frozen=True)
 class BarrierEvent:
     """Something that happened to a barrier: "arrive", "complete" or "pass" (a wait that was satisfied)."""
 
@@ -73,12 +110,18 @@ class Trace(Watch):
     Attributes:
         roles: warp index -> name ("load", "mma", ...); others are called by their number.
         barriers: shared offset of an mbarrier -> name; others are called by their offset.
+        columns: name -> first and last column of tensor memory.
+        buffers: name -> first shared offset and the one after the last.
+        spans, tensor_accesses, shared_accesses, barrier_events: what was recorded.
     """
 
-    roles: dict[int, str] = field(default_factory=dict)
-    barriers: dict[int, str] = field(default_factory=dict)
+    roles: Mapping[int, str] = field(default_factory=dict)
+    barriers: Mapping[int, str] = field(default_factory=dict)
+    columns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    buffers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     tensor_accesses: list[TensorAccess] = field(default_factory=list)
+    shared_accesses: list[SharedAccess] = field(default_factory=list)
     barrier_events: list[BarrierEvent] = field(default_factory=list)
     _machine: Machine | None = None
     _current: str = ""
@@ -88,8 +131,14 @@ class Trace(Watch):
     _waiting: dict[int, tuple[int, str, int]] = field(default_factory=dict)
     _stack: list[tuple[str, int]] = field(default_factory=list)
     _warp: Warp | None = None
+    _op: AsyncOp | None = None
 
     watching = True
+
+    @classmethod
+    def named(cls, names: Names) -> Trace:
+        """A trace that uses the names a kernel declares."""
+        return cls(roles=names.roles, barriers=names.barriers, columns=names.columns, buffers=names.buffers)
 
     @property
     def step(self) -> int:
@@ -125,8 +174,13 @@ class Trace(Watch):
         for group in warp.groups:
             if group.wait is not None:
                 line = warp.program.instructions[group.pc].ptx_line
-                self._waiting[id(warp)] = (end, group.wait.reason, line)
+                self._waiting[id(warp)] = (end, self._waits_for(group.wait), line)
         self._warp = None
+
+    def _waits_for(self, wait: Wait) -> str:
+        key = wait.key
+        known = isinstance(key, tuple) and key[0] in ("mbarrier", "barrier", "barrier.cluster")
+        return self.barrier_name(key) if known else wait.reason
 
     def issued(self, op: AsyncOp) -> None:
         """An operation starts."""
@@ -135,13 +189,14 @@ class Trace(Watch):
     def begin(self, op: AsyncOp) -> None:
         """An operation is carried out."""
         self._stack.append((self._current, self._line))
-        self._current, self._line = agent_name(op.queue), op.site.ptx_line
+        self._current, self._line, self._op = agent_name(op.queue), op.site.ptx_line, op
 
     def end(self, op: AsyncOp) -> None:
         """An operation is complete: it lasted from issue to here."""
         self._operations += 1
         self.spans.append(Span(self._current, op.what, op.issued_step, self.step, op.site.ptx_line))
         self._current, self._line = self._stack.pop()
+        self._op = None
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -150,6 +205,18 @@ class Trace(Watch):
         line = self._site_line()
         first, last = int(columns.min()), int(columns.max())
         self.tensor_accesses.append(TensorAccess(self.step, cta.index, self._current, write, first, last, line))
+
+    def shared(
+        self, cta: CTA, offsets: np.ndarray | slice, size_bytes: int, *, write: bool, atomic: bool = False
+    ) -> None:
+        """Bytes read or written."""
+        if isinstance(offsets, slice):
+            start, stop = int(offsets.start), int(offsets.stop)
+        else:
+            start, stop = int(offsets.min(initial=1 << 30)), int(offsets.max(initial=0)) + size_bytes
+        issued = self._op.issued_step if self._op is not None else self.step
+        who, line = self._current, self._site_line()
+        self.shared_accesses.append(SharedAccess(self.step, issued, cta.index, who, write, start, stop, line))
 
     def release(self, key: Hashable, *, relaxed: bool = False) -> None:
         """An arrival."""
@@ -169,9 +236,7 @@ class Trace(Watch):
 
     def barrier_name(self, key: Sequence[Any]) -> str:
         """The name of a barrier: as given, else what and where it is."""
-        if key[0] == "mbarrier":
-            return self.barriers.get(key[2], f"mbarrier {key[2]:#x}")
-        return f"barrier {key[2]}" if key[0] == "barrier" else "cluster barrier"
+        return Names(barriers=self.barriers).barrier(key)
 
     def _site_line(self) -> int:
         if self._stack or self._warp is None:
@@ -190,6 +255,29 @@ class Trace(Watch):
                 side.append(event.actor)
         return graph
 
+    def stays(self) -> list[Stay]:
+        """What TMA brought into shared memory, buffer by buffer in the order of their addresses.
+
+        A buffer is a range of bytes that a copy filled. Reads count from its filling to the next one.
+        """
+        fills = [a for a in self.shared_accesses if a.write and a.actor == "TMA"]
+        stays = []
+        for start, stop in sorted({(a.start, a.stop) for a in fills}):
+            mine = [a for a in fills if (a.start, a.stop) == (start, stop)]
+            reads = [a for a in self.shared_accesses if not a.write and a.start < stop and start < a.stop]
+            for fill, after in zip(mine, [*mine[1:], None], strict=True):
+                end = after.step if after is not None else self.step + 1
+                last = max((a.step for a in reads if fill.step <= a.step < end), default=fill.step)
+                stays.append(Stay(self.buffer_name(start, stop), start, stop, fill.issued, fill.step, last))
+        return stays
+
+    def buffer_name(self, start: int, stop: int) -> str:
+        """The name of a range of shared memory: as given, else its first and last byte."""
+        for name, (first, end) in self.buffers.items():
+            if first <= start and stop <= end:
+                return name if (first, end) == (start, stop) else f"{name} + {start - first:#x}"
+        return f"{start:#x}-{stop - 1:#x}"
+
     def to_perfetto(self) -> str:
         """The spans as a Chrome trace (JSON), one step drawn as one microsecond."""
         threads = {name: i for i, name in enumerate(dict.fromkeys(span.actor for span in self.spans))}
@@ -205,12 +293,6 @@ class Trace(Watch):
             for span in self.spans
         ]  # fmt: skip
         return json.dumps({"traceEvents": events, "otherData": {"time": "steps of the emulation, not cycles"}})
-
-
-def agent_name(queue: Hashable) -> str:
-    """The agent behind a queue of asynchronous operations, as reports and pictures call it."""
-    kind = queue[0] if isinstance(queue, tuple) else str(queue)
-    return {"tensor": "tensor core", "tma load": "TMA", "bulk load": "TMA", "bulk peer": "TMA"}.get(kind, kind)
 
 
 class Watches(Watch):

@@ -39,16 +39,12 @@ def fig_timeline(trace: Any, *, finding: str, parameters: str, ax: Axes | None =
     """
     names = _rows(list(dict.fromkeys(span.actor for span in trace.spans)))
     axes = panels(1, ax, size=(9.0, 1.2 + 0.34 * len(names)))
-    for span in trace.spans:
-        row, width = names.index(span.actor), max(span.end - span.start, 1)
-        if span.what.startswith("waits"):
-            axes[0].barh(
-                row, width, left=span.start, height=0.28, color=LIGHT, edgecolor=GREY, linewidth=0, hatch="////"
-            )
-        else:
-            axes[0].barh(
-                row, width, left=span.start, height=0.7, color=_color(span.actor), linewidth=0.2, edgecolor="white"
-            )
+    for name in names:
+        row, mine = names.index(name), [span for span in trace.spans if span.actor == name]
+        waits = [(x.start, max(x.end - x.start, 1)) for x in mine if x.what.startswith("waits")]
+        runs = [(x.start, max(x.end - x.start, 1)) for x in mine if not x.what.startswith("waits")]
+        axes[0].broken_barh(waits, (row - 0.14, 0.28), facecolors=LIGHT, edgecolors=GREY, linewidth=0, hatch="////")
+        axes[0].broken_barh(runs, (row - 0.35, 0.7), facecolors=_color(name), linewidth=0.2, edgecolors="white")
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     axes[0].set_xlabel("steps of the emulation (an order, not cycles)")
@@ -73,7 +69,7 @@ def fig_tensor_memory(
         trace: an `emulator.Trace` after a run.
         finding: the title.
         parameters: for the caption.
-        names: what the kernel calls its columns: name -> first and last column.
+        names: what the kernel calls its columns: name -> first and last column; None: the trace's own names.
         ax: where to draw; None for a new figure.
     """
     rows = _column_groups(trace.tensor_accesses)
@@ -81,13 +77,12 @@ def fig_tensor_memory(
     width = max(max((a.step for a in trace.tensor_accesses), default=1) / 220, 1)
     for row, (first, _) in enumerate(rows):
         mine = [a for a in trace.tensor_accesses if a.first_column <= first <= a.last_column]
-        for start, end in _held(mine):
-            axes[0].barh(row, end - start + width, left=start, height=0.86, color=LIGHT, zorder=1)
-        for a in mine:  # writes in the upper half, reads in the lower
-            axes[0].barh(
-                row + (-0.2 if a.write else 0.2), width, left=a.step, height=0.36, color=_color(a.actor), zorder=2
-            )
-    axes[0].set_yticks(range(len(rows)), [_column_label(row, names or {}) for row in rows])
+        held = [(start, end - start + width) for start, end in _held(mine)]
+        axes[0].broken_barh(held, (row - 0.43, 0.86), facecolors=LIGHT, zorder=1)
+        for color, write in dict.fromkeys((_color(a.actor), a.write) for a in mine):  # above writes, below reads
+            marks = [(a.step - width / 2, width) for a in mine if (_color(a.actor), a.write) == (color, write)]
+            axes[0].broken_barh(marks, (row - (0.38 if write else -0.02), 0.36), facecolors=color, zorder=2)
+    axes[0].set_yticks(range(len(rows)), [_column_label(row, names or trace.columns) for row in rows])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     axes[0].set_xlim(min((a.step for a in trace.tensor_accesses), default=0) - 4 * width, None)
     axes[0].set_xlabel("steps of the emulation (an order, not cycles)")
@@ -128,6 +123,34 @@ def _column_label(columns: tuple[int, int], names: Mapping[str, tuple[int, int]]
     owners = [name for name, (low, high) in names.items() if low <= first <= high]
     span = f"{first}" if first == last else f"{first}-{last}"
     return f"{', '.join(owners)}  {span}" if owners else span
+
+
+@styled
+def fig_shared_ring(trace: Any, *, finding: str, parameters: str, ax: Axes | None = None) -> Figure:
+    """Buffers of shared memory over time: hatched while a copy is under way, filled until the last read.
+
+    Args:
+        trace: an `emulator.Trace` after a run.
+        finding: the title.
+        parameters: for the caption.
+        ax: where to draw; None for a new figure.
+    """
+    stays = trace.stays()
+    places = sorted({(stay.start, stay.stop) for stay in stays})
+    names = {(stay.start, stay.stop): stay.buffer for stay in stays}
+    axes = panels(1, ax, size=(9.0, 1.2 + 0.3 * max(len(places), 1)))
+    for row, place in enumerate(places):
+        mine = [stay for stay in stays if (stay.start, stay.stop) == place]
+        coming = [(x.issued, max(x.filled - x.issued, 1)) for x in mine]
+        held = [(x.filled, max(x.last_read - x.filled, 1)) for x in mine]
+        axes[0].broken_barh(coming, (row - 0.15, 0.3), facecolors=LIGHT, edgecolors=GREY, linewidth=0, hatch="////")
+        axes[0].broken_barh(held, (row - 0.35, 0.7), facecolors=_AGENT_COLORS["TMA"], linewidth=0.4, edgecolors="white")
+    axes[0].set_yticks(range(len(places)), [names[place] for place in places])
+    axes[0].invert_yaxis()
+    axes[0].set_ylabel("buffer in shared memory")
+    axes[0].set_xlabel("steps of the emulation (an order, not cycles)")
+    axes[0].grid(axis="y", visible=False)
+    return finish(axes, ax, finding, "emulated", parameters)
 
 
 @styled

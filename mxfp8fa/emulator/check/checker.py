@@ -28,7 +28,7 @@ from mxfp8fa.emulator.check.shadow import Cells, Conflict, Shadow
 from mxfp8fa.emulator.errors import Site
 from mxfp8fa.emulator.machine.memory import SHARED_BASE
 from mxfp8fa.emulator.machine.watch import Watch
-from mxfp8fa.emulator.names import Names
+from mxfp8fa.emulator.names import Names, agent_name
 from mxfp8fa.layouts.tmem import COLUMNS, LANES
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Checker(Watch):
         learnt: Knowledge = op.clock
         if kind == "tensor" and not self._assume_mma_cp_order:
             agent, learnt = self._split_pipe(op, learnt)
-        actor = self._actor(("agent", agent), self._places.agent(op.queue), asynchronous=kind not in GENERIC)
+        actor = self._actor(("agent", agent), agent_name(op.queue), asynchronous=kind not in GENERIC)
         if kind in IN_ORDER:
             actor.learn(learnt)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from mxfp8fa.emulator.names import Names
@@ -25,12 +24,6 @@ class Places:
         self._memory = warp.machine.memory
         role = self._names.roles.get(warp.index)
         return f"CTA {warp.cta.index} warp {warp.index}" + (f" ({role})" if role else "")
-
-    @staticmethod
-    def agent(queue: Hashable) -> str:
-        """The agent behind a queue of asynchronous operations."""
-        kind = queue[0] if isinstance(queue, tuple) else str(queue)
-        return {"tensor": "tensor core", "tma load": "TMA", "bulk load": "TMA", "bulk peer": "TMA"}.get(kind, kind)
 
     def shared(self, cta: CTA, offset: int) -> str:
         """A place in shared memory."""
