@@ -223,6 +223,21 @@ def test_a_reader_that_went_away_is_no_error():
     assert "BrokenPipe" not in run.stderr
 
 
+def test_a_closed_stdout_is_no_error():
+    line = f"exec {sys.executable} -m mxfp8fa sqnr --config {FAST} >&-"
+    run = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and "Traceback" not in run.stderr, run.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_said_in_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "mxfp8fa", "sqnr", "--config", FAST]
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert run.returncode == 2
+    assert run.stderr.endswith("\nmxfp8fa sqnr: error: cannot write to stdout: No space left on device\n")
+
+
 @pytest.mark.parametrize("given", [None, "3"])
 def test_one_blas_thread_unless_the_user_says_otherwise(given):
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}

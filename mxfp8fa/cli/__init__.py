@@ -8,6 +8,7 @@ put its name into COMMANDS. What only some users have installed (matplotlib, tor
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -57,15 +58,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         code = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: started with a closed stdout
+            sys.stdout.flush()
         return code
     except CommandError as error:
         print(f"{args.prog}: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader of stdout is gone, as in `mxfp8fa sqnr | head -1`. Give Python something to flush into at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()  # its reader is gone, as in `mxfp8fa sqnr | head -1`
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _discard_stdout()
+        print(f"{args.prog}: error: cannot write to stdout: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"\n{args.prog}: interrupted", file=sys.stderr)
         return 130
+
+
+def _discard_stdout() -> None:
+    """Give Python something to flush into at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,12 +19,16 @@ def cu_tiles(cu_seqlens: ArrayLike, tile_tokens: int = TILE_TOKENS) -> NDArray[n
     """First tile of every sequence, and the number of tiles: int32 (number of sequences + 1,).
 
     Raises:
-        ValueError: `cu_seqlens` is not cumulative lengths, or `tile_tokens` is not positive.
+        ValueError: `cu_seqlens` is not cumulative lengths, `tile_tokens` is not a positive integer, or there are more
+            tiles than int32 can number.
     """
-    if tile_tokens < 1:
-        raise ValueError(f"tile_tokens = {tile_tokens}; allowed: integers from 1")
+    if not isinstance(tile_tokens, int | np.integer) or tile_tokens < 1:
+        raise ValueError(f"tile_tokens = {tile_tokens!r}; allowed: integers from 1")
     lengths = np.diff(_cumulative(cu_seqlens))
-    return np.concatenate([[0], np.cumsum(-(-lengths // tile_tokens))]).astype(np.int32)
+    tiles = np.concatenate([[0], np.cumsum(-(-lengths // tile_tokens))])
+    if tiles[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"cu_seqlens makes {tiles[-1]} tiles of {tile_tokens} tokens; allowed: at most 2^31 - 1")
+    return tiles.astype(np.int32)
 
 
 def cu_blocks(cu_seqlens: ArrayLike) -> NDArray[np.int32]:

@@ -78,8 +78,10 @@ def pack_scales(x: MXTensor, *, rows: str = "tokens") -> NDArray[np.uint8]:
     each, so sequence i begins at tile `cu_tiles[i]` (`mxfp8fa.layouts.cu_tiles`) while the codes stay compact.
 
     Raises:
-        ValueError: a rank other than these, or blocks that do not run along the contracted axis.
+        ValueError: not an `MXTensor`, a rank other than these, or blocks that do not run along the contracted axis.
     """
+    if not isinstance(x, MXTensor):
+        raise ValueError(f"x is a {type(x).__name__}; allowed: an MXTensor (pack_atoms packs plain scale matrices)")
     row_axis, k_axis = _matrix_axes(x.codes.shape, x.axes, x.cu_seqlens, rows)
     scale = x.scale_of_rows(row_axis) if row_axis in x.axes else x.scale_e8m0
     matrix = scale.transpose(_batch_first(row_axis, k_axis, scale.ndim))

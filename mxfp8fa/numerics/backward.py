@@ -137,11 +137,12 @@ def attention_mxfp8_backward(
         ValueError: as `attention_mxfp8`; O, lse or dO of other shapes; an `MXTensor` whose other orientation is
             missing; a dq_tile_order that is no order of the visited key tiles.
     """
-    options = options or AttentionOptions()
+    options = AttentionOptions() if options is None else options
+    second = SecondPayloads() if second is None else second
     call: dict[str, Any] = {"softmax_scale": softmax_scale, "causal": causal}
     call |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     tensors = {"q": q, "k": k, "v": v, "dO": dO}
-    inputs = prepare_backward(tensors, O, lse, call, options, second or SecondPayloads())
+    inputs = prepare_backward(tensors, O, lse, call, options, second)
     problem, scale = inputs.problem, np.float32(inputs.problem.softmax_scale)
     check_order(dq_tile_order, problem, options)
     scale_log2 = dq_scale_log2(options, inputs.do_d, inputs.v_d, inputs.k_tokens)

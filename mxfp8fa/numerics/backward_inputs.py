@@ -94,11 +94,13 @@ def prepare_backward(
     Raises:
         ValueError: see `attention_mxfp8_backward`.
     """
+    if not isinstance(second, SecondPayloads):
+        raise ValueError(f"second is a {type(second).__name__}; allowed: SecondPayloads or None")
     forward = prepare_forward(tensors["q"], tensors["k"], tensors["v"], **call, options=options)
     problem = forward.problem
     do, do_shape = shape_and_array(tensors["dO"], "dO")
-    o = as_float_array(O, "O", allow_float64=True)
-    _check_shapes({"dO": do_shape, "O": o.shape}, np.shape(lse), _shape(tensors["q"]), problem)
+    o, lse = (as_float_array(x, name, allow_float64=True) for x, name in ((O, "O"), (lse, "lse")))
+    _check_shapes({"dO": do_shape, "O": o.shape}, lse.shape, _shape(tensors["q"]), problem)
     for name, x in tensors.items():
         given = getattr(second, name)
         if given is not None and given.shape != _shape(x):
@@ -112,7 +114,7 @@ def prepare_backward(
     do_d = as_payload(do, "dO", "d", do_first, problem, options.rule)
     q_float = None if isinstance(tensors["q"], MXTensor) else np.asarray(tensors["q"])
     v_float = None if isinstance(tensors["v"], MXTensor) else np.asarray(tensors["v"])
-    lse32 = problem.flatten_lse(np.asarray(lse)).astype(np.float32)
+    lse32 = problem.flatten_lse(lse).astype(np.float32)
     unseen = lse32 == -np.inf
     delta = _delta(do, do_d, o, options)
     return BackwardInputs(

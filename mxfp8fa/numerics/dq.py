@@ -117,17 +117,21 @@ def check_order(order: TileOrder | None, problem: AttentionProblem, options: Att
     Raises:
         ValueError: names the query tile, its order and the key tiles it visits.
     """
+    if order is None:
+        return
+    if not isinstance(order, Mapping) or any(not isinstance(key, tuple) or len(key) != 3 for key in order):
+        raise ValueError("dq_tile_order must be a dict {(sequence, query head, query tile): [key tile, ...]}")
     sequences = list(problem.sequences())
-    for (batch, head, q_tile), kv_tiles in (order or {}).items():
+    for (batch, head, q_tile), kv_tiles in order.items():
         visited: list[int] | None = None
         if 0 <= batch < len(sequences) and 0 <= head < problem.num_heads_q:
             count = padded_length(sequences[batch].seqlen_q, options.tile_m) // options.tile_m
             visited = sorted(visited_kv_tiles(sequences[batch], q_tile, options)) if 0 <= q_tile < count else None
         if visited is None:
             raise ValueError(f"dq_tile_order has the key ({batch}, {head}, {q_tile}); there is no such query tile")
-        if sorted(kv_tiles) != visited:
+        if not isinstance(kv_tiles, SequenceOf | np.ndarray) or sorted(kv_tiles) != visited:
             raise ValueError(
-                f"dq_tile_order[{batch}, {head}, {q_tile}] = {list(kv_tiles)} is no order of the key tiles that this "
+                f"dq_tile_order[{batch}, {head}, {q_tile}] = {kv_tiles} is no order of the key tiles that this "
                 f"query tile visits, {visited}"
             )
 

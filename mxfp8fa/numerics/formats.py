@@ -138,9 +138,12 @@ def decode_scalar(code: int, fmt: str | Format) -> float:
     """The value of one code, exactly (a Python float holds every value of these formats).
 
     Raises:
-        ValueError: the code does not fit the format.
+        ValueError: not an integer, or one that does not fit the format.
     """
     fmt = get_format(fmt)
+    if not isinstance(code, int | np.integer):
+        raise ValueError(f"code = {code!r}; allowed: an integer from 0 to {(1 << fmt.bits) - 1:#x}")
+    code = int(code)  # the masks below do not fit into NumPy's small integers
     if not 0 <= code < 1 << fmt.bits:
         raise ValueError(f"code = {code:#x} does not fit {fmt.name}: allowed are 0 to {(1 << fmt.bits) - 1:#x}")
     sign_bit = 1 << (fmt.bits - 1) if fmt.signed else 0
@@ -164,7 +167,7 @@ def encode_scalar(value: float, fmt: str | Format, *, saturate: bool = True, rou
     if math.isnan(value):
         return fmt.max_code if fmt.nan_code is None else fmt.nan_code
     values = _exact_values(fmt)
-    target = values[-1] if abs(value) >= values[-1] else abs(Fraction(value))
+    target = values[-1] if abs(value) >= values[-1] else abs(Fraction(float(value)))
     upper = bisect_left(values, target)
     lower = upper if values[upper] == target else max(upper - 1, 0)
     to_lower, to_upper = abs(target - values[lower]), abs(values[upper] - target)

@@ -21,6 +21,7 @@ from mxfp8fa.numerics.operands import (
     Operand,
     accumulator_dtype,
     check_head_dim,
+    check_softmax_scale,
     flatten,
     flatten_payload,
     head_operand,
@@ -86,7 +87,7 @@ def attention_mxfp8(
             `options` says; an `MXTensor` is taken as it is: blocks along d, or square over tokens and d.
         k: (B, Sk, Hkv, D) or (Tk, Hkv, D), likewise; Hkv divides Hq.
         v: the shape of k; an `MXTensor` has blocks along the tokens, or square ones.
-        softmax_scale: finite and above 0; 1 / sqrt(D) if None.
+        softmax_scale: from 2^-126 to 2^123; 1 / sqrt(D) if None.
         causal: query i sees key j when j <= i + Sk - Sq (bottom-right aligned).
         cu_seqlens_q: (B + 1,) token offsets of jagged sequences, zero-length ones included.
         cu_seqlens_k: the same for the keys.
@@ -103,7 +104,7 @@ def attention_mxfp8(
         ValueError: shapes, dtypes, blocks, offsets or softmax_scale that are not allowed, or head_dim not a multiple of
             32 up to 256.
     """
-    options = options or AttentionOptions()
+    options = AttentionOptions() if options is None else options
     inputs = prepare_forward(q, k, v, softmax_scale, causal, cu_seqlens_q, cu_seqlens_k, options)
     problem, tile_m, tile_n = inputs.problem, options.tile_m, options.tile_n
     o = np.zeros(inputs.q.shape, accumulator_dtype(options))
@@ -224,6 +225,8 @@ def prepare_forward(
     Raises:
         ValueError: see `attention_mxfp8`.
     """
+    if not isinstance(options, AttentionOptions):
+        raise ValueError(f"options is a {type(options).__name__}; allowed: AttentionOptions or None")
     arrays = [shape_and_array(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
     problem = make_problem(
         *(shape for _, shape in arrays),
@@ -233,6 +236,7 @@ def prepare_forward(
         cu_seqlens_k=cu_seqlens_k,
     )
     check_head_dim(problem.head_dim)
+    check_softmax_scale(problem.softmax_scale)
     (q, _), (k, _), (v, _) = arrays
     qk_blocks: Blocks = "along_d" if options.resolved_qk_blocks(problem.causal) == "1x32" else "square"
     v_blocks: Blocks = "along_tokens" if options.v_blocks == "1x32" else "square"

@@ -114,7 +114,8 @@ def mma(
         raise ValueError(f"a has shape {(rows, k)} and b {(columns, k_right)}; both need the same length K of axis 1")
     start = _accumulator(c, (rows, columns))
     if accumulate == "exact":
-        return left.dequantized() @ right.dequantized().T + start
+        with np.errstate(over="ignore", invalid="ignore"):
+            return left.dequantized() @ right.dequantized().T + start
     return (_mma_float32 if accumulate == "float32" else _mma_blackwell)(left, right, start, int(k_slice), d_fmt)
 
 

@@ -9,7 +9,7 @@ shorter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -93,9 +93,10 @@ class MXTensor:
         Raises:
             ValueError: `axis` is not blocked.
         """
-        axis = axis % self.codes.ndim
+        given, rank = axis, self.codes.ndim
+        axis = axis + rank if axis < 0 else axis
         if axis not in self.axes:
-            raise ValueError(f"axis = {axis} is not blocked; allowed: {self.axes}")
+            raise ValueError(f"axis = {given} is not blocked; allowed: {self.axes}")
         bounds = [0, self.shape[axis]] if axis or self.cu_seqlens is None else self.cu_seqlens.tolist()
         repeats = [min(BLOCK, stop - row) for start, stop in pairwise(bounds) for row in range(start, stop, BLOCK)]
         return np.repeat(self.scale_e8m0, repeats, axis=axis)
@@ -137,7 +138,7 @@ def normalize_axes(axes: int | Sequence[int], rank: int) -> tuple[int, ...]:
         ValueError: not one or two axes, out of range, or the same one twice.
     """
     given = axes
-    axes = (axes,) if isinstance(axes, int | np.integer) else tuple(axes)
+    axes = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     if len(axes) not in (1, 2):
         raise ValueError(f"axes = {given!r} names {len(axes)} axes; allowed: one (1x32 blocks) or two (32x32 squares)")
     for axis in axes:

@@ -24,6 +24,8 @@ from mxfp8fa.numerics.problem import AttentionProblem, Side, as_float_array
 from mxfp8fa.numerics.quantize import BLOCK, MXTensor, quantize
 
 HEAD_DIM_MAX = 256
+# softmax_scale * log2(e), and 8 times it for direct codes, have to be normal float32 numbers.
+SOFTMAX_SCALE_LOG2_RANGE = (-126, 123)
 
 Blocks = Literal["along_d", "along_tokens", "square"]
 Contraction = Literal["d", "tokens"]
@@ -77,6 +79,19 @@ def check_head_dim(head_dim: int) -> None:
         raise ValueError(
             f"head_dim = {head_dim} is not supported; allowed are multiples of {BLOCK} up to {HEAD_DIM_MAX} "
             "(zero-pad D, and pass the softmax_scale of the original head_dim)"
+        )
+
+
+def check_softmax_scale(softmax_scale: float) -> None:
+    """Refuse a softmax_scale that float32, in which the kernel holds it, cannot.
+
+    Raises:
+        ValueError: below 2^-126 or above 2^123.
+    """
+    low, high = SOFTMAX_SCALE_LOG2_RANGE
+    if not 2.0**low <= softmax_scale <= 2.0**high:
+        raise ValueError(
+            f"softmax_scale = {softmax_scale} does not fit the float32 of the kernel; allowed are 2^{low} to 2^{high}"
         )
 
 

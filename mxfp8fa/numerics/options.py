@@ -16,6 +16,9 @@ DIRECT_BIAS_MIN = -1.0 / 16.0
 DIRECT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 # A float16 accumulator holds 65504 and its smallest normal is 2^-14; scales beyond 2^24 either way serve no gradient.
 DQ_SCALE_LOG2_RANGE = (-24, 24)
+# With dynamic scales a row that lags has P up to 2^threshold, which E8M0 takes up, but the row sum and O are float32:
+# half of its exponents are left to the number of keys and to the size of V.
+DYNAMIC_THRESHOLD_MAX = 64.0
 MAX_TILE = 256
 BLOCK = 32
 
@@ -61,7 +64,8 @@ class AttentionOptions:
         row_sum: what the row is divided by: the sum of P before its rounding to E4M3, or after. lse uses the same sum.
         p_offset: log2 of the factor on stored P, an integer from 0 to 8.
         rescale_threshold: growth of the row maximum, in log2 units, up to which O is not rescaled. With constant P
-            scales p_offset + rescale_threshold <= log2 448 = 8.807, or P would saturate.
+            scales p_offset + rescale_threshold <= log2 448 = 8.807, or P would saturate; with dynamic ones at most 64,
+            or float32 sums could overflow.
         tile_m: query rows of a tile, a multiple of 32 up to 256.
         tile_n: keys of a tile, likewise.
         kv_order: order in which a query tile visits the key tiles.
@@ -130,6 +134,11 @@ class AttentionOptions:
         threshold = _require_real("rescale_threshold", self.rescale_threshold)
         if threshold < 0:
             raise ValueError(f"rescale_threshold = {threshold} must be at least 0")
+        if self.p_scale == "dynamic" and threshold > DYNAMIC_THRESHOLD_MAX:
+            raise ValueError(
+                f"rescale_threshold = {threshold} must be at most {DYNAMIC_THRESHOLD_MAX:g} with p_scale = 'dynamic': "
+                "sums of P in float32 would overflow"
+            )
         if self.p_scale == "constant" and self.p_offset + threshold > P_HEADROOM_LOG2:
             raise ValueError(
                 f"p_offset + rescale_threshold = {self.p_offset} + {threshold} is above log2 448 = "

@@ -182,7 +182,7 @@ def make_problem(
 def _is_positive_finite(x: Any) -> bool:
     try:
         return math.isfinite(x) and x > 0
-    except TypeError:
+    except (TypeError, OverflowError):
         return False
 
 

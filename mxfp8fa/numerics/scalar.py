@@ -21,15 +21,17 @@ def scale_code_scalar(amax: float, fmt: str | Format = "e4m3", rule: str = "rcei
     """Scale code of a block whose largest magnitude is `amax`, by the definition of each rule.
 
     Raises:
-        ValueError: unknown format or rule.
+        ValueError: unknown format or rule, or a negative `amax`.
     """
     fmt = element_format(fmt)
     check_rule(rule)
+    if amax < 0:
+        raise ValueError(f"amax = {amax} is negative; allowed: the largest magnitude")
     if not math.isfinite(amax):
         return SCALE_NAN
     if amax == 0:
         return 0
-    exact = Fraction(amax)
+    exact = Fraction(float(amax))
     exponent = floor_log2(exact)
     if rule == "floor":
         k = exponent - fmt.max_exponent
@@ -55,9 +57,10 @@ def quantize_block_scalar(
         ValueError: unknown format or rule.
     """
     fmt = element_format(fmt)
-    amax = max(map(abs, block), default=0.0) if not any(map(math.isnan, block)) else math.nan
+    values = [float(value) for value in block]  # float32 scalars would overflow in the division below
+    amax = max(map(abs, values), default=0.0) if not any(map(math.isnan, values)) else math.nan
     scale = scale_code_scalar(amax, fmt, rule)
     if scale == SCALE_NAN:
-        return scale, [0x7F] * len(block)
+        return scale, [0x7F] * len(values)
     # A double holds the quotient of a float32 and a power of two exactly.
-    return scale, [encode_scalar(value / 2.0 ** (scale - 127), fmt) for value in block]
+    return scale, [encode_scalar(value / 2.0 ** (scale - 127), fmt) for value in values]

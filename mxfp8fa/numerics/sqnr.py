@@ -31,7 +31,7 @@ def sqnr_db(x: ArrayLike, reference: ArrayLike) -> float:
         on one side only is an infinite error, -inf.
 
     Raises:
-        ValueError: different shapes.
+        ValueError: different shapes, or arrays that are not of real numbers.
     """
     x64, ref64 = _pair(x, reference)
     return float(_sqnr_rows(x64.reshape(1, -1), ref64.reshape(1, -1))[0])
@@ -135,10 +135,18 @@ def _entries(results: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]]) -
 
 
 def _pair(x: ArrayLike, reference: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    x64, ref64 = np.asarray(x).astype(np.float64), np.asarray(reference).astype(np.float64)
+    x64, ref64 = _real("x", x), _real("reference", reference)
     if x64.shape != ref64.shape:
         raise ValueError(f"x has shape {x64.shape} and reference {ref64.shape}; they must be equal")
     return x64, ref64
+
+
+def _real(name: str, x: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(x)
+    # "V" is the kind of dtypes that packages add to NumPy, bfloat16 and the like; an MXTensor would be an object.
+    if array.dtype.kind not in "fiuV" or array.dtype.names is not None:
+        raise ValueError(f"{name} has dtype {array.dtype}; allowed: real numbers (an MXTensor: its dequantize())")
+    return array.astype(np.float64)
 
 
 def _sqnr_rows(x: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:

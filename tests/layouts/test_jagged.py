@@ -66,6 +66,8 @@ def test_offsets_beyond_int32_tokens_are_not_wrapped():
         (lambda: cu_tiles([[0, 1]]), ["(1, 2)"]),
         (lambda: cu_tiles([0.0, 1.0]), ["float64", "integer"]),
         (lambda: cu_tiles([0, 5], 0), ["tile_tokens = 0", "from 1"]),
+        (lambda: cu_tiles([0, 5], 1.5), ["tile_tokens = 1.5", "integers"]),
+        (lambda: cu_tiles([0, 2**40]), ["8589934592 tiles", "2^31 - 1"]),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_allowed(call, said):

@@ -192,6 +192,7 @@ MATRIX = mx((128, 128), (1,))
     [
         (lambda: pack_scales(MATRIX, rows="columns"), ["'columns'", "tokens, head_dim"]),
         (lambda: pack_scales(MATRIX, rows="head_dim"), ["(1,)", "axis 0", "(0,)", "squares"]),
+        (lambda: pack_scales(np.zeros((32, 32), np.uint8)), ["ndarray", "MXTensor", "pack_atoms"]),
         (lambda: pack_scales(mx((64, 2, 64), (2,))), ["(64, 2, 64)", "(S, D), (B, S, H, D)"]),
         (lambda: pack_scales(mx((1, 64, 2, 64), (3,), cu_seqlens=[0, 1])), ["(1, 64, 2, 64)", "(T, H, D)"]),
         (lambda: pack_scales(mx((2, 64, 2, 64), (2, 3))), ["(2, 3)", "(3,)", "(1, 3)"]),

@@ -44,6 +44,9 @@ def test_dq_order_is_the_order_that_was_asked_for():
     [
         ((0, 0, 0), [0], r"dq_tile_order\[0, 0, 0\] = \[0\] is no order of .*\[0, 1\]"),
         ((0, 0, 0), [0, 1, 1], "is no order of"),
+        ((0, 0, 0), 1, r"dq_tile_order\[0, 0, 0\] = 1 is no order of"),
+        ((0, 0), [0, 1], r"must be a dict \{\(sequence, query head, query tile\)"),
+        (0, [0, 1], "must be a dict"),
         ((0, 0, 1), [0, 1], r"there is no such query tile"),
         ((1, 0, 0), [0, 1], r"there is no such query tile"),
         ((0, 2, 0), [0, 1], r"there is no such query tile"),

@@ -115,6 +115,14 @@ def test_decode_equals_decode_scalar_on_every_code(fmt):
     np.testing.assert_array_equal(decode(codes, fmt).view(np.uint32), expected.view(np.uint32))
 
 
+def test_scalars_of_numpy_are_numbers_too():
+    codes = np.array([0x83, 0x7E, 0xFF], np.uint8)
+    assert [decode_scalar(codes[i], E4M3) for i in (0, 1)] == [-3 * 2.0**-9, 448.0]
+    assert np.isnan(decode_scalar(codes[2], E4M3))
+    for dtype in (np.float16, np.float32, np.float64):
+        assert encode_scalar(np.array([-3.375], dtype)[0], E4M3) == 0xC6  # a tie between 3.25 (0x45) and 3.5 (0x46)
+
+
 @by_name
 def test_every_code_round_trips(fmt):
     codes = np.arange(1 << fmt.bits, dtype=np.uint8)
@@ -300,6 +308,7 @@ def test_more_elements_than_one_chunk():
         (lambda: decode(np.array([3, 16], np.uint8), E2M1), "0x10", "0xf"),
         (lambda: decode_scalar(256, E4M3), "0x100", "0xff"),
         (lambda: decode_scalar(-1, E4M3), "-0x1", "0xff"),
+        (lambda: decode_scalar(3.0, E4M3), "3.0", "an integer"),
     ],
 )
 def test_errors_say_what_was_given_and_what_is_allowed(call, given, allowed):

@@ -253,6 +253,30 @@ def test_v_of_ones_at_length():
     assert np.abs(o - 1).max() < 4096 / 8 * 2.0**-24
 
 
+def test_a_row_that_lags_by_the_largest_dynamic_threshold_stays_finite():
+    """The second tile's scores are 63 log2 units above the first one's: P there is 2^63, O and lse are ordinary."""
+    k = np.zeros((1, 64, 1, 32), F32)
+    k[0, 32:, 0, 0] = 1.0
+    q = np.ones((1, 2, 1, 32), F32)
+    v = np.random.default_rng(0).standard_normal(k.shape).astype(F32)
+    options = AttentionOptions(p_scale="dynamic", rescale_threshold=64.0, tile_n=32, kv_order="ascending")
+    softmax_scale = 63 * math.log(2)
+    o, lse = attention_mxfp8(q, k, v, softmax_scale=softmax_scale, options=options)
+    exact, exact_lse = attention_reference(q, k, v, softmax_scale=softmax_scale)
+    assert sqnr_db(o, exact) > 25
+    np.testing.assert_allclose(lse, exact_lse, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("softmax_scale", "expected"), [(2.0**-126, 1 / 32), (2.0**123, 1.0)])
+@pytest.mark.parametrize("options", [AttentionOptions(), AttentionOptions(**DIRECT)], ids=["exact", "direct"])
+def test_the_smallest_and_the_largest_softmax_scale(softmax_scale, expected, options):
+    """One key's score is above the others', by nothing that counts or by everything: the mean of V, or V of that key."""
+    q, k, v = (np.zeros((1, 32, 1, 32), F32) for _ in range(3))
+    q[..., 0], k[0, 0, 0, 0], v[0, 0, 0, 0] = 1, 2.0**-20, 1
+    o, lse = attention_mxfp8(q, k, v, softmax_scale=softmax_scale, options=options)
+    assert (o[..., 0] == expected).all() and np.isfinite(lse).all()
+
+
 @pytest.mark.parametrize("options", [AttentionOptions(), AttentionOptions(**DIRECT)], ids=["exact", "direct"])
 @pytest.mark.parametrize("growth", [0.79, 0.81, 3.0])
 def test_lazy_rescale(options, growth):
@@ -394,6 +418,10 @@ MX_Q, MX_K = (quantize(x, axes=(3,)) for x in (Q, K))
         ((Q.astype(float), K, K), {}, "q has dtype float64; allowed are float16, bfloat16, float32"),
         ((Q, K, K.astype(np.int8)), {}, "v has dtype int8"),
         ((Q, K, K), {"softmax_scale": 0}, "softmax_scale = 0 must be a finite number above 0"),
+        ((Q, K, K), {"softmax_scale": 10**400}, "softmax_scale = 1000.* must be a finite number above 0"),
+        ((Q, K, K), {"softmax_scale": 1e-46}, r"softmax_scale = 1e-46 does not fit the float32 .* 2\^-126 to 2\^123"),
+        ((Q, K, K), {"softmax_scale": 1e300}, r"softmax_scale = 1e\+300 does not fit the float32"),
+        ((Q, K, K), {"options": {"rule": "floor"}}, "options is a dict; allowed: AttentionOptions or None"),
         ((Q, K, K), {"cu_seqlens_q": [0, 5]}, "cu_seqlens_k is missing"),
         ((MX_Q, MX_K, MX_K), {}, "v has blocks along_d, but is contracted along tokens here"),
         ((quantize(Q, axes=1, tail="partial"), K, K), {}, "q has blocks along_tokens, but is contracted along d"),

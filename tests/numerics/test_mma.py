@@ -244,6 +244,8 @@ def test_exact_is_the_float64_product():
     d = mma(a, b, c, accumulate="exact")
     assert d.dtype == np.float64
     np.testing.assert_array_equal(d, a.dequantize(np.float64) @ b.dequantize(np.float64).T + c)
+    inf, zero = np.full((1, 32), np.inf, np.float32), np.zeros((1, 32), np.float32)
+    assert np.isnan(mma(inf, zero, a_fmt="f16", b_fmt="f16", accumulate="exact"))  # and no warning
 
 
 @pytest.mark.parametrize("model", ["exact", "float32", "blackwell"])

@@ -59,8 +59,12 @@ def test_offset_and_threshold_are_one_pair():
             AttentionOptions(p_offset=offset, rescale_threshold=threshold)
 
 
-def test_dynamic_scales_take_up_any_threshold():
-    assert AttentionOptions(p_scale="dynamic", rescale_threshold=8).rescale_threshold == 8
+def test_dynamic_scales_take_up_a_threshold_that_float32_sums_can_hold():
+    for threshold in (8, 64):
+        assert AttentionOptions(p_scale="dynamic", rescale_threshold=threshold).rescale_threshold == threshold
+    for threshold in (64.1, 128, 1e300):
+        with pytest.raises(ValueError, match=r"rescale_threshold = .* must be at most 64 with p_scale = 'dynamic'"):
+            AttentionOptions(p_scale="dynamic", rescale_threshold=threshold)
 
 
 @pytest.mark.parametrize("offset", [-1, 9, 8.0, 7.5, True, "8"])

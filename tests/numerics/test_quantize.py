@@ -183,6 +183,14 @@ def test_one_nan_spoils_its_square_only():
     assert (q.codes[32:, :32] == 0x7F).all()
 
 
+def test_the_definition_takes_float32_scalars_without_rounding():
+    """2^120 / 2^-127 is no float32: the definition has to leave float32 before it divides."""
+    for block in (np.array([1.1, -0.0, 2.0**-20], np.float32), np.array([2.0**120, 2.0**-130], np.float32)):
+        assert quantize_block_scalar(block) == quantize_block_scalar(block.tolist())
+        assert scale_code_scalar(np.abs(block).max()) == quantize_block_scalar(block)[0]
+    assert quantize_block_scalar(np.array([2.0**-140, 2.0**-136], np.float32)) == (0, [0, 1])
+
+
 def test_subnormal_blocks_are_exact_where_they_fit():
     """Below 2^-118 the scale stays at 2^-127; elements down to 2^-136 exist, half of that rounds to zero."""
     x = np.zeros((4, 32), np.float32)
@@ -441,6 +449,11 @@ CODES, SCALE = np.zeros((64, 64), np.uint8), np.zeros((64, 2), np.uint8)
         (lambda: quantize(OK).transpose(0, 0), ["(0, 0)", "permutation"]),
         (lambda: quantize(OK, cu_seqlens=[0, 64]).T, ["axis 0", "cu_seqlens"]),
         (lambda: quantize(OK).scale_of_rows(0), ["axis = 0", "(1,)"]),
+        (lambda: quantize(OK).scale_of_rows(5), ["axis = 5", "(1,)"]),
+        (lambda: quantize(OK).scale_of_rows(-3), ["axis = -3", "(1,)"]),
+        (lambda: quantize(OK, axes=None), ["axes = None", "rank 2"]),
+        (lambda: quantize(OK, axes=1.0), ["axes = 1.0", "rank 2"]),
+        (lambda: scale_code_scalar(-1.0), ["amax = -1.0", "negative"]),
         (lambda: MXTensor(CODES, SCALE[:, :1]), ["(64, 1)", "(64, 2)"]),
         (lambda: MXTensor(CODES, SCALE, axes=(0,)), ["(64, 2)", "(2, 64)"]),
         (lambda: MXTensor(CODES.astype(np.int8), SCALE), ["codes is int8", "uint8"]),

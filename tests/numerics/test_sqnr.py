@@ -7,6 +7,7 @@ import pytest
 
 from mxfp8fa.numerics import (
     StrictSummary,
+    quantize,
     row_sqnr_db,
     sqnr_db,
     strict_summary,
@@ -84,6 +85,14 @@ def test_different_shapes_are_refused():
     for function in (sqnr_db, row_sqnr_db, worst_row_sqnr_db):
         with pytest.raises(ValueError, match=r"x has shape \(2,\) and reference \(3,\)"):
             function(np.zeros(2), np.zeros(3))
+
+
+@pytest.mark.parametrize("x", [None, np.ones(2) * 1j, ["a"], [True], quantize(np.ones(32, np.float32))], ids=str)
+def test_what_is_no_array_of_real_numbers_is_refused(x):
+    for pair in ((x, x), (x, np.ones(np.shape(x))), (np.ones(np.shape(x)), x)):
+        for function in (sqnr_db, worst_row_sqnr_db):
+            with pytest.raises(ValueError, match=r"has dtype .*; allowed: real numbers \(an MXTensor: its dequantize"):
+                function(*pair)
 
 
 @pytest.mark.parametrize(
