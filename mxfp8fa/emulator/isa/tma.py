@@ -237,7 +237,10 @@ def _combine(op: str, type: str, size: int, *, flush: bool = False) -> Combine:
 def _queue_store(
     warp: Warp, threads: int, cta: CTA, where: np.ndarray, addresses: np.ndarray, size: int, combine: Combine | None, what: str
 ) -> None:  # fmt: skip
-    """Two operations in order: read shared memory (what wait_group.read waits for), write global memory."""
+    """Two operations: read shared memory (what wait_group.read waits for), then write global memory.
+
+    A thread's reads follow one another, and so do its writes; a later read need not wait for an earlier write.
+    """
     m, site = warp.machine, warp.site(warp.group.pc)
     queue = ("bulk store", id(warp), threads & -threads)
     agent = ("bulk store", warp.cta.index, warp.index)
@@ -256,6 +259,7 @@ def _queue_store(
         m.wake(("bulk", id(warp)))
 
     def write() -> None:
+        m.asynchronous.finish(reading)
         m.watch.memory(addresses, size, write=True, atomic=combine is not None)
         new = data[0] if combine is None else combine(m.memory.load(addresses, size), data[0])
         m.memory.store(addresses, size, new)
@@ -263,8 +267,8 @@ def _queue_store(
         m.progress()
         m.wake(("bulk", id(warp)))
 
-    reading = AsyncOp(queue, read, site, f"{what} (read)", agent=agent)
-    writing = AsyncOp(queue, write, site, what, after=reading, agent=agent)
+    reading = AsyncOp((*queue, "read"), read, site, f"{what} (read)", agent=agent)
+    writing = AsyncOp((*queue, "write"), write, site, what, after=reading, agent=agent)
     _tracker(warp).add(threads, writing)
     m.asynchronous.issue(reading)
     m.asynchronous.issue(writing)

@@ -70,6 +70,11 @@ class AsyncEngine:
         while queue in self._queues:
             self._complete(queue)
 
+    def finish(self, op: AsyncOp) -> None:
+        """Complete an operation now, after what comes before it in its queue."""
+        while not op.done:
+            self._complete(op.queue)
+
     def complete_one(self, *, at_random: bool) -> None:
         """Complete the head of one queue: the oldest queue's, or a random one's."""
         keys = list(self._queues)
