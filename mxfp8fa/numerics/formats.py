@@ -141,11 +141,7 @@ def decode_scalar(code: int, fmt: str | Format) -> float:
         ValueError: not an integer, or one that does not fit the format.
     """
     fmt = get_format(fmt)
-    if not isinstance(code, int | np.integer):
-        raise ValueError(f"code = {code!r}; allowed: an integer from 0 to {(1 << fmt.bits) - 1:#x}")
-    code = int(code)  # the masks below do not fit into NumPy's small integers
-    if not 0 <= code < 1 << fmt.bits:
-        raise ValueError(f"code = {code:#x} does not fit {fmt.name}: allowed are 0 to {(1 << fmt.bits) - 1:#x}")
+    code = _checked_code(code, fmt)
     sign_bit = 1 << (fmt.bits - 1) if fmt.signed else 0
     sign = -1.0 if code & sign_bit else 1.0
     magnitude = code & ~sign_bit
@@ -155,6 +151,15 @@ def decode_scalar(code: int, fmt: str | Format) -> float:
     if exponent == 0 and fmt.has_subnormals:
         return sign * 2.0**fmt.min_exponent * (mantissa / 2**fmt.mantissa_bits)
     return sign * 2.0 ** (exponent - fmt.bias) * (1 + mantissa / 2**fmt.mantissa_bits)
+
+
+def _checked_code(code: int, fmt: Format) -> int:
+    """The code as a Python integer: masks of a sign bit do not fit into NumPy's small ones."""
+    if not isinstance(code, int | np.integer):
+        raise ValueError(f"code = {code!r}; allowed: an integer from 0 to {(1 << fmt.bits) - 1:#x}")
+    if not 0 <= code < 1 << fmt.bits:
+        raise ValueError(f"code = {code:#x} does not fit {fmt.name}: allowed are 0 to {(1 << fmt.bits) - 1:#x}")
+    return int(code)
 
 
 def encode_scalar(value: float, fmt: str | Format, *, saturate: bool = True, rounding: str = "nearest") -> int:
