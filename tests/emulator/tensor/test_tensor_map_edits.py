@@ -16,14 +16,10 @@ BASE = tensor(U16, (64, 12, 5), (16, 4, 2))
 # Bits that the driver fills in and no field of tensormap.replace has: L2 promotion (18:17), large tensors (21).
 OWN = 1 << 17 | 1 << 18 | 1 << 21
 
-COPY_MAP = (
-    """
- {{ mul.lo.u32 %a0, %r1, 8; cvt.u64.u32 %x0, %a0; add.u64 %x0, %x0, %map0; add.u32 %a1, %a0, %r3; setp.lt.u32 %p0, %r1, 16;
- @%p0 ld.param.b64 %x1, [%x0]; @%p0 st.shared.b64 [%a1], %x1; bar.sync 0; }}
-""".replace("{{", "{")
-    .replace("}}", "}")
-    .replace("ld.param", "ld.global")
-)
+COPY_MAP = """
+ { mul.lo.u32 %a0, %r1, 8; cvt.u64.u32 %x0, %a0; add.u64 %x0, %x0, %map0; add.u32 %a1, %a0, %r3; setp.lt.u32 %p0, %r1, 16;
+ @%p0 ld.global.b64 %x1, [%x0]; @%p0 st.shared.b64 [%a1], %x1; bar.sync 0; }
+"""
 FENCE = """
  @%w0 tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd1], [%r3], 128;
  fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;
@@ -67,6 +63,7 @@ def test_without_edits_the_map_is_copied():
         ([field("element_stride", 8, 1)], {"element_strides": (1, 8, 1)}),
         ([field("element_stride", 3, 2)], {"element_strides": (1, 1, 3)}),
         ([field("elemtype", 10)], {"data_type": BF16}),
+        ([field("elemtype", 0), field("box_dim", 32, 0)], {"data_type": U8, "box": (32, 4, 2)}),
         ([field("swizzle_mode", 1)], {"swizzle": 1}),
         ([field("box_dim", 64, 0), field("swizzle_mode", 3), field("swizzle_atomicity", 1)], {"box": (64, 4, 2), "swizzle": 4}),
         ([field("elemtype", 6), field("fill_mode", 1)], {"data_type": F16, "oob_fill": 1}),
@@ -100,7 +97,7 @@ def test_an_edited_map_loads_another_tensor():
     raw = aligned(np.zeros(128 + 2048, np.uint8), 128)
     fence = FENCE.replace("[%rd1]", "[%x30]")
     body = f" mov.b64 %x30, %rd1;\n{COPY_MAP}{lines} bar.sync 0;\n{fence}{fill_shared(2048)}{expect(256)}"
-    body += " @%leader cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%x30, {40, 5, 3}], [%r4];\n"
+    body += boxes.load_text(other.map, (40, 5, 3)).replace("%map0", "%x30")
     body += " add.u64 %rd1, %rd1, 128;\n" + wait() + copy_out(2048)
     for schedule in ("eager", "lazy"):
         run(body, raw, maps=[BASE.map], allow=(other.memory,), schedule=schedule)
@@ -127,11 +124,3 @@ def test_size_of_the_copy(size, said):
             maps=[BASE.map],
             block=32,
         )
-
-
-def test_unsigned_bytes_need_no_conversion():
-    t = tensor(U8, (64, 12, 5), (32, 4, 2))
-    assert words(edited([field("elemtype", 0), field("box_dim", 32, 0)])) == words(
-        replace(BASE.map, data_type=U8, box=(32, 4, 2)).encode()
-    )
-    assert t.map.data_type == U8
