@@ -1,5 +1,6 @@
 """README says what is so: its tables, its output and its course map are held against the code."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -53,10 +54,73 @@ def test_links_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
-def test_the_python_example_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=["numerics", "emulator"])
+def test_the_python_examples_run(code, capsys):
+    if "kernels" in code:
+        needs_kernels()
     exec(compile(code, "README.md", "exec"), {})
     assert f"# {capsys.readouterr().out.strip()}" in code
+
+
+def needs_kernels():
+    for package in ("torch", "cutlass.cute", "llvmlite"):
+        pytest.importorskip(package)
+
+
+def broken_step1(tmp_path, old, new):
+    """What the emulator says of step 1 with one line changed, and whether the product is right."""
+    needs_kernels()
+    import torch
+
+    from mxfp8fa import emulator
+    from mxfp8fa.kernels import compile_kernel
+
+    source = (ROOT / "mxfp8fa" / "kernels" / "steps" / "step1_one_mma.py").read_text()
+    assert source.count(old) == 1
+    path = tmp_path / "step1_one_mma.py"
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location("broken_step1", path)
+    step = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(step)
+    a, b, d = torch.ones(128, 16).bfloat16(), torch.ones(128, 16).bfloat16(), torch.zeros(128, 128)
+    arguments = step.arguments(a, b, d)
+    try:
+        report = emulator.run(compile_kernel(step.one_mma, *arguments), *arguments, check="races")
+    except emulator.EmulationError as error:
+        return f"{type(error).__name__}: {error}", False
+    return "\n".join(map(str, report.races)), bool((d == 16).all())
+
+
+def assert_shown(name, said):
+    """The block is what was said: any number for a number, anything for "...", line breaks anywhere."""
+    lines = section(name).strip("`\n").splitlines()
+    pattern = " ".join(" ".join(lines).split())
+    pattern = re.escape(pattern).replace(re.escape("..."), ".*?")
+    pattern = re.sub(r"0x[0-9a-f]+|\d+", lambda m: "0x[0-9a-f]+" if m[0].startswith("0x") else r"\d+", pattern)
+    said = " ".join(re.sub(r"\S*/(?=step1_one_mma\.py)", "", said).split())
+    assert re.match(pattern, said), f"README's {name} should be like:\n{said}"
+
+
+def test_the_deadlock_is_what_is_said(tmp_path):
+    wait = "storage.loaded.ptr, LOAD_BYTES)"
+    said, _ = broken_step1(tmp_path, wait, wait.replace("LOAD_BYTES", "LOAD_BYTES + 16"))
+    assert_shown("deadlock", said)
+
+
+def test_the_race_is_what_is_said_although_the_result_is_right(tmp_path):
+    said, right = broken_step1(tmp_path, "cute.arch.mbarrier_wait(storage.loaded.ptr, 0)", "pass")
+    assert right
+    assert_shown("race", said)
+
+
+def test_a_block_that_is_not_what_was_said_is_noticed():
+    with pytest.raises(AssertionError):
+        assert_shown(
+            "race", "race: read and write of shared memory are not ordered (shared offset 0x1800 of CTA (0, 0, 0))"
+        )
 
 
 def test_readme_names_the_commands_a_reader_needs():

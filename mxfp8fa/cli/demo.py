@@ -9,7 +9,7 @@ import argparse
 
 from mxfp8fa.cli import sqnr
 from mxfp8fa.cli.console import CommandError, Progress, add_output, output_folder, table, write_whole
-from mxfp8fa.cli.figure_registry import FIGURES, render, require_matplotlib
+from mxfp8fa.cli.figure_registry import FIGURES, render, require_matplotlib, why_not
 from mxfp8fa.studies.attention import STANDARD
 from mxfp8fa.studies.blocks import QuantizedTensor, example_inputs, quantized_tensors
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tables on stdout as they are ready, progress on stderr, figures last."""
-    figures = [] if args.no_figures else list(FIGURES)
+    figures = [] if args.no_figures else [name for name in FIGURES if not why_not(name)]
     missing = _why_no_figures() if figures else ""
     if missing:
         figures = []
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
             with progress.step(str(folder / f"{name}.png")):
                 write_whole(folder / f"{name}.png", render(name))
         print(f"3. Figures: {len(figures)} PNG files in {folder}")
+        for reason in filter(None, map(why_not, FIGURES)):
+            print(f"   Skipped: {reason}")
     elif missing:
         print(f"3. No figures: {missing}")
     print("\nNext: `mxfp8fa sqnr --help` for single choices, `.venv/bin/jupyter lab notebooks` for the course.")

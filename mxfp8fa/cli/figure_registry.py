@@ -5,6 +5,7 @@ The functions import matplotlib themselves, so that this list can be read withou
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,26 @@ def causal_leak() -> Figure:
     return fig_leak(choices.causal_leak())
 
 
+def timeline() -> Figure:
+    """What every warp, TMA and the tensor core do during a block-scaled product."""
+    from mxfp8fa.plots.pipeline import fig_timeline
+    from mxfp8fa.studies.step_runs import block_scaled_run
+
+    run = block_scaled_run(schedule="random", seed=1)
+    finding = "One warp feeds TMA, one the tensor core; whoever has to wait sleeps"
+    return fig_timeline(run.trace, finding=finding, parameters=run.parameters)
+
+
+def tensor_memory() -> Figure:
+    """When the columns of tensor memory hold data during a block-scaled product."""
+    from mxfp8fa.plots.pipeline import fig_tensor_memory
+    from mxfp8fa.studies.step_runs import block_scaled_run
+
+    run = block_scaled_run()
+    finding = "Scales live from their copy to the last of the four products that need them, the accumulator to the end"
+    return fig_tensor_memory(run.trace, finding=finding, parameters=run.parameters, names=run.names)
+
+
 # File name without suffix -> how to draw it.
 FIGURES: dict[str, Callable[[], Figure]] = {
     function.__name__: function
@@ -110,8 +131,21 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         p_scale,
         p_codes,
         causal_leak,
+        timeline,
+        tensor_memory,
     )
 }
+# Drawn from a run of a compiled kernel: these need the extra `kernels`.
+FROM_KERNELS = ("timeline", "tensor_memory")
+
+
+def why_not(name: str) -> str:
+    """What is missing to draw a figure, or "" if nothing is."""
+    packages = ("torch", "cutlass", "llvmlite") if name in FROM_KERNELS else ()
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if not missing:
+        return ""
+    return f"{name} is drawn from a run of a compiled kernel and needs {', '.join(missing)}: pip install 'mxfp8fa[kernels]'"
 
 
 def render(name: str) -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from mxfp8fa.cli.console import Progress, add_output, output_folder, write_whole
-from mxfp8fa.cli.figure_registry import FIGURES, render, require_matplotlib
+from mxfp8fa.cli.console import CommandError, Progress, add_output, output_folder, write_whole
+from mxfp8fa.cli.figure_registry import FIGURES, render, require_matplotlib, why_not
 
 SUMMARY = "redraw the pictures of figures/"
 
@@ -17,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=list(FIGURES),
         metavar="NAME",
-        default=list(FIGURES),
-        help="draw these and no others; the names are listed below (default: all)",
+        help="draw these and no others; the names are listed below (default: all for which everything is installed)",
     )
     add_output(parser)
     width = max(map(len, FIGURES))
@@ -29,9 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw the figures asked for."""
     require_matplotlib()
+    reasons = {name: reason for name in args.only or FIGURES if (reason := why_not(name))}
+    if args.only and reasons:
+        raise CommandError("; ".join(reasons.values()))
+    names = [name for name in args.only or FIGURES if name not in reasons]
     folder = output_folder(args.output)
-    progress = Progress(len(args.only))
-    for name in args.only:
+    progress = Progress(len(names))
+    for reason in reasons.values():
+        print(f"skipped: {reason}", file=sys.stderr)
+    for name in names:
         path = folder / f"{name}.png"
         with progress.step(str(path)):
             write_whole(path, render(name))
