@@ -259,14 +259,28 @@ def load(
 
 @cute.jit
 def issue_mma(
-    tiled_mma: cute.TiledMma, tCtD: cute.Tensor, operand_a: tuple, operand_b: tuple, accumulate: cutlass.Boolean
+    tiled_mma: cute.TiledMma,
+    tCtD: cute.Tensor,
+    operand_a: tuple,
+    operand_b: tuple,
+    accumulate: cutlass.Boolean,
+    stage: cutlass.Int32 = 0,
 ) -> None:
-    """D = A B^T over one tile, or D + A B^T if `accumulate`; an operand is its codes and its scales in tensor memory."""
+    """D = A B^T over one tile, or D + A B^T if `accumulate`.
+
+    Args:
+        tiled_mma: the instruction.
+        tCtD: accumulator.
+        operand_a: its codes and its scales in tensor memory, stage 0 of both.
+        operand_b: likewise, in the given stage.
+        accumulate: whether to add to D.
+        stage: of B.
+    """
     (tCrA, tCtSFA), (tCrB, tCtSFB) = operand_a, operand_b
     for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
         tiled_mma.set(tcgen05.Field.ACCUMULATE, accumulate or block > 0)
         a = [tCrA[None, None, block, 0], tCtSFA[None, None, block, 0]]
-        b = [tCrB[None, None, block, 0], tCtSFB[None, None, block, 0]]
+        b = [tCrB[None, None, block, stage], tCtSFB[None, None, block, stage]]
         cute.gemm(tiled_mma, tCtD, a, b, tCtD)
 
 
