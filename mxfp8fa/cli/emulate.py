@@ -23,6 +23,16 @@ from mxfp8fa.emulator.machine.launch import CHOICES, Options
 SUMMARY = "run a CuTe DSL program on the CPU, without a GPU"
 _FOUND, _KERNEL_ERROR = 1, 3
 _ARCHITECTURE = "sm_100a"
+_EXPLAINED = {
+    "schedule": "eager: warps in turn, asynchronous work completes at issue; lazy: warps in reverse, asynchronous work "
+    "completes only when no warp can run; random: both at random",
+    "uninitialised": "poison: memory never written may be read and moved, but must not reach a branch, an address, a "
+    "barrier or global memory; strict: no load may touch it",
+    "accumulate": "arithmetic of tcgen05.mma; blackwell is the published model of the hardware",
+    "wait_ld": "dependency: a tcgen05.ld completes at wait::ld or when its register is used, as on the hardware; "
+    "required: its registers are poison until wait::ld",
+    "check": "races: look for accesses that nothing orders, and for misused barriers",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name.replace('_', '-')}",
             choices=allowed,
             default=default,
-            help=f"see Options.{name} (default: {default})",
+            help=f"{_EXPLAINED[name]} (default: {default})",
         )
     parser.add_argument("--seed", type=int, default=0, help="seed of --schedule random (default: 0)")
     parser.add_argument("--sm-count", type=int, default=148, help="SMs that the device reports (default: 148)")
