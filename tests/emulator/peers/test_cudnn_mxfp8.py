@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peer_attention import Problem, band, forward, stack
-from peer_check import E4M3, cases
+from peer_attention import Problem, band, forward, softmax, stack
+from peer_check import BF16, E4M3, F32, FEW, Expected, cases
 
 torch = pytest.importorskip("torch")
 
@@ -133,13 +133,18 @@ def launch(function, case, storages, o, lse):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "schedules"), cases(CASES, small=[0]))
-def test_mxfp8_forward(cudnn, peer, case, schedules):
+def tensors(case):
+    """(Q K V in BSHD, their packed scales), and (O, LSE)."""
     (q, sfq, _), (k, sfk, _), (v, sfv, _) = case.operands()
     storages = [t.transpose(1, 2).contiguous().view(torch.uint8) for t in (q, k, v)]
     storages += [torch.from_numpy(pack_scales(s)) for s in (sfq, sfk, sfv.transpose(0, 1, 3, 2))]
     o = torch.empty(case.batch, case.sq, case.hq, case.d, dtype=torch.bfloat16)
-    lse = torch.empty(case.batch, case.hq, case.sq)
+    return storages, (o, torch.empty(case.batch, case.hq, case.sq))
+
+
+@pytest.mark.parametrize(("case", "schedules"), cases(CASES, small=[0]))
+def test_mxfp8_forward(cudnn, peer, case, schedules):
+    storages, (o, lse) = tensors(case)
 
     def run():
         function = compile_kernel(cudnn, case)
@@ -150,3 +155,36 @@ def test_mxfp8_forward(cudnn, peer, case, schedules):
     options = {"sm_count": case.sm_count, "allow": [*storages, o, lse]}
     line = peer(f"cuDNN MXFP8 forward, {case.name}", case.shape, run, case.expected(), schedules=schedules, **options)
     assert line["launches"][0]["cluster"][0] == case.ctas
+
+
+def e4m3(x):
+    """Rounded to E4M3, ties to even; by torch."""
+    return torch.from_numpy(x.astype(np.float32)).to(torch.float8_e4m3fn).double().numpy()
+
+
+@pytest.mark.slow
+def test_one_tile_to_the_last_bit_of_p(cudnn, peer):
+    """One tile of keys: the maximum is exact, so every code of P is known, but for exponents next to a tie.
+
+    That leaves the rounding of O to bfloat16, fine enough to notice a single wrong scale of V.
+    """
+    case = Case("one-tile", 256, 128)
+    q, k, v = (values[0, 0] for _, _, values in case.operands())
+    x = softmax(Problem(*(t[:, None] for t in (q, k, v)), band(256, 128), 1 / math.sqrt(128)))
+    total = x.p[0].max(axis=-1, keepdims=True)  # 1 / sum of exp(S - max)
+    stored, slack = 16 * x.p[0] / total, 1 + x.relative[0]
+    codes = e4m3(stored)
+    step = e4m3(stored * slack) - e4m3(stored / slack)
+    o = codes / 16 @ v * total
+    bound = (step / 16 @ np.abs(v) + (codes / 16 * (x.relative[0] + 128 * F32)) @ np.abs(v)) * total
+    bound += BF16 * np.abs(o) + (x.p[0] * x.relative[0]).sum(axis=-1, keepdims=True) * np.abs(o)
+    rms = float(np.sqrt(np.mean(BF16**2 / 3 * o**2 + (bound - BF16 * np.abs(o)) ** 2)))
+
+    storages, results = tensors(case)
+
+    def run():
+        launch(compile_kernel(cudnn, case), case, storages, *results)
+        return {"O": results[0]}
+
+    expected = {"O": Expected(o[None, :, None], bound[None, :, None], rms)}
+    peer("cuDNN MXFP8 forward, one tile", case.shape, run, expected, schedules=FEW, allow=[*storages, *results])
