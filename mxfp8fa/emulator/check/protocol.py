@@ -93,15 +93,6 @@ class Protocol:
                 barrier = None if poison else MBarrier.decode(word)
             except BarrierError:  # overwritten by data
                 barrier = None
-            if barrier is not None:
-                self._left_over(barrier, followed, cta, offset)
-
-    def _left_over(self, barrier: MBarrier, followed: _Barrier, cta: CTA, offset: int) -> None:
-        place = self._places.shared(cta, offset)
-        if barrier.tx and (followed.arrivals > 1 or followed.waiting):
-            text = f"an mbarrier ends with a transaction count of {barrier.tx}: expect_tx and the bytes copied do not match"
-            self._report(("tx", offset), Finding("barrier", text, place))
-        elif 0 < barrier.pending < barrier.expected:
-            arrived = barrier.expected - barrier.pending
-            text = f"an mbarrier ends within a phase: {arrived} of {barrier.expected} arrivals"
-            self._report(("phase", offset), Finding("barrier", text, place))
+            if barrier is not None and barrier.tx and (followed.arrivals > 1 or followed.waiting):
+                text = f"an mbarrier ends with a transaction count of {barrier.tx}: expect_tx and the bytes copied do not match"
+                self._report(("tx", offset), Finding("barrier", text, self._places.shared(cta, offset)))

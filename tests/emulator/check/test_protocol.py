@@ -35,9 +35,9 @@ def test_arrivals_of_one_instruction_in_two_phases():
     assert said(INIT.format(count=32) + " mbarrier.arrive.shared.b64 _, [%r2];", block=32) == []
 
 
-def test_a_phase_that_nobody_completes():
-    found = said(INIT.format(count=96) + " mbarrier.arrive.shared.b64 _, [%r2];", block=64)
-    assert found == ["an mbarrier ends within a phase: 64 of 96 arrivals"]
+def test_arrivals_that_nobody_waits_for_are_no_error():
+    """flash-attn-4's correction warps arrive once more than anybody waits, before they exit."""
+    assert said(INIT.format(count=96) + " mbarrier.arrive.shared.b64 _, [%r2];", block=64) == []
 
 
 MISSED = (
