@@ -23,6 +23,7 @@ from mxfp8fa.emulator.isa import (  # noqa: F401
     movement,
     tcgen05_memory,
     tcgen05_mma,
+    tensormap,
     tma,
     warp,
 )
