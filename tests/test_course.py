@@ -264,4 +264,5 @@ def test_published_speeds_are_drawn_with_their_text():
 
 def test_the_code_table_holds_every_non_negative_code():
     figure = DRAWINGS["code_table"][1](None)
-    assert len([text for text in figure.axes[0].texts if text.get_text()]) == 128 + 1 + 3 * (32 + 1)  # codes, note, row labels with headings
+    texts = [text for text in figure.axes[0].texts if text.get_text()]
+    assert len(texts) == 128 + 1 + 3 * (32 + 1)  # codes, the note, three labels per row and their headings
