@@ -132,6 +132,8 @@ def attention_mxfp8_backward(
         The gradients. A query that sees no key has dQ = 0 and contributes nothing. A NaN spreads to its 32x32 square of
         dS, and through 0 * NaN to what the tile touches; with direct codes the P of a NaN score is 0, so that it reaches
         dQ and dK by way of delta but not dV.
+        P is recomputed from lse, a float32 number: with L = |lse| log2(e) it is off by a factor of up to 2^(L * 2^-23),
+        as in a kernel. The forward, which measures scores from their maximum, has no such limit.
 
     Raises:
         ValueError: as `attention_mxfp8`; O, lse or dO of other shapes; an `MXTensor` whose other orientation is

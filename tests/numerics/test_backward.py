@@ -454,6 +454,22 @@ def test_errors_say_what_was_given_and_what_is_allowed(args, kwargs, message):
         attention_mxfp8_backward(*args, **kwargs)
 
 
+@pytest.mark.parametrize("log2_score", [4, 10, 16, 20, 22])
+def test_recomputed_p_is_as_exact_as_a_float32_lse(log2_score):
+    """One key, so P = 1 and dV = dO. The rounding of lse and of its product with log2 e is half a unit each; the code of
+    2^8 P adds half of an E4M3 step, 1/16."""
+    q, k, ones = (np.zeros((1, 4, 1, 32), F32), np.zeros((1, 1, 1, 32), F32), np.ones((1, 1, 1, 32), F32))
+    q[..., 0], k[..., 0] = 1.75, 2.0**log2_score
+    dO = np.zeros_like(q)
+    dO[0, 0] = 1  # the other queries add nothing to dV
+    o, lse = attention_mxfp8(q, k, ones, softmax_scale=1.0)
+    np.testing.assert_allclose(o, 1, atol=2.0**-8)
+    dV = attention_mxfp8_backward(q, k, ones, dO, o, lse, softmax_scale=1.0).dV
+    off = 2.0 ** (1.75 * 2.0**log2_score * math.log2(math.e) * 2.0**-23)
+    assert (dV >= 15 / 16 / off).all() and (dV <= 17 / 16 * off).all()
+    assert log2_score > 16 or (dV == 1).all()
+
+
 def test_the_reference_forward_can_be_differentiated_too():
     """O and lse may come from anywhere, float64 included: here from the reference."""
     q, k, v, dO = gaussian((1, 64, 1, 32))
