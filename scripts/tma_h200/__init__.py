@@ -1,0 +1,1 @@
+"""What TMA does at the edges of its description, on a GPU and in the emulator (sm_90a has these instructions too)."""
