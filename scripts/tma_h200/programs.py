@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-
-from mxfp8fa.emulator.host.tensormap import TiledMap
 from silicon.inputs import random_words
 from silicon.programs.code import Code, Program
+
+from mxfp8fa.emulator.host.tensormap import TiledMap
 
 THREADS = 128
 PIECE_BYTES = 8 * THREADS  # what the threads of a CTA write or read at once

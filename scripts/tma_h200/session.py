@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-
 from silicon import gpu
 from silicon.cuda import Device
+
 from tma_h200.programs import all_programs
 
 WORKERS, SECONDS = 10, 60

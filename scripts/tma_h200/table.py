@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from silicon.emulated import run_program
 
 from mxfp8fa.emulator.errors import EmulationError
-from silicon.emulated import run_program
 from tma_h200.explanations import explain
 from tma_h200.programs import all_programs
 
