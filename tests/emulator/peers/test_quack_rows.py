@@ -18,6 +18,11 @@ def chain(width):
     return (width / 32 + 32) * F32
 
 
+def shape_of(case):
+    """`5x1000 bfloat16` and what else the case says."""
+    return " ".join([f"{case[0]}x{case[1]}", *map(str, case[2:])])
+
+
 def logits(rows, width, dtype, seed=0, scale=3.0):
     """Logits with another mean in every row."""
     g = torch.Generator().manual_seed(seed)
@@ -64,7 +69,7 @@ def test_softmax(quack, peer, case, schedules):
         bound = 1.01 * y * (along_error + 3 * F32 * (np.abs(g) + np.abs(along))) + u * np.abs(dx) + floor
         return {"y": Expected(p, f32 + u * p + floor), "dx": Expected(dx, bound)}
 
-    peer("quack softmax forward + backward", " ".join(map(str, case)), run, expected, schedules=schedules)
+    peer("quack softmax forward + backward", shape_of(case), run, expected, schedules=schedules)
 
 
 CROSS_ENTROPY = [(5, 1000, "bfloat16"), (4, 1024, "float32"), (2, 32768, "bfloat16")]
@@ -104,10 +109,10 @@ def test_cross_entropy(quack, peer, case, schedules):
         "loss": Expected(loss, loss_error),
         "dx": Expected(dx, 1.01 * dx_error + ROUNDOFF[dtype] * np.abs(dx) + 2.0**-126),
     }
-    peer("quack cross-entropy forward + backward", " ".join(map(str, case)), run, expected, schedules=schedules)
+    peer("quack cross-entropy forward + backward", shape_of(case), run, expected, schedules=schedules)
 
 
-TOPK = [(5, 1024, 16, False), (9, 256, 8, True), (3, 4096, 32, False)]
+TOPK = [(5, 1024, "k=16"), (9, 256, "k=8", "softmax"), (3, 4096, "k=32")]
 
 
 @pytest.mark.parametrize(("case", "schedules"), cases(TOPK, small=[1]))
@@ -115,7 +120,8 @@ def test_topk(quack, peer, case, schedules):
     """Distinct bfloat16 values, so that both values and indices are determined."""
     from quack.topk import topk
 
-    rows, width, k, with_softmax = case
+    rows, width, k, *rest = case
+    k, with_softmax = int(k.removeprefix("k=")), bool(rest)
     g = torch.Generator().manual_seed(0)
     # bfloat16 patterns 0x3C00 + i and their negatives: neighbours differ in the last bit.
     order = torch.stack([torch.randperm(width, generator=g) for _ in range(rows)])
@@ -143,4 +149,4 @@ def test_topk(quack, peer, case, schedules):
         np.put_along_axis(dx, indices, gradient, axis=-1)
         return {"values": forward, "indices": Expected(indices), "dx": Expected(dx, bound)}
 
-    peer("quack top-k forward + backward", " ".join(map(str, case)), run, expected, schedules=schedules)
+    peer("quack top-k forward + backward", shape_of(case), run, expected, schedules=schedules)

@@ -1,0 +1,116 @@
+"""Other people's kernels in the emulator: runs tests/emulator/peers and writes their results as a table.
+
+Run as `OMP_NUM_THREADS=1 python bench/emulator_peers.py [--write bench/results/emulator_peers.md] [PYTEST ARGUMENTS]`;
+about an hour and a half on one core. The tests hold every result against its bound; a run with a failure writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_quantize import cpu_name
+
+TESTS = Path(__file__).parents[1] / "tests" / "emulator" / "peers"
+PACKAGES = ("quack-kernels", "flash-attn-4", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "torch", "numpy")
+HEAD = """# Other people's kernels in the emulator
+
+Emulated, {date}: {cpu}; Python {python}, {packages}.
+`OMP_NUM_THREADS=1 python bench/emulator_peers.py --write bench/results/emulator_peers.md`, {minutes:.0f} min with
+load average {load:.1f} (other work ran beside it: take the seconds as upper limits).
+
+Every kernel is the package's own, unmodified, compiled for sm_100a and run on CPU tensors; every row is one call (all
+its launches) with random inputs. Errors are against float64 references, largest / rms, over all elements of a result;
+"bound used" is the largest error as a share of the worst case derived for that element in the test. "MMAs" are executed
+tcgen05.mma, "seconds" the emulation of the first schedule without the package's compilation. All schedules gave the
+same bits, except sums by atomic additions (dQ, and dK, dV with grouped heads), which stayed within the same bounds.
+
+| kernel | inputs | schedules | result: max error / rms error (bound used) | launches | MMAs | warp-instructions | seconds |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+class Recorder:
+    """Collects what the fixture `peer` recorded, and the reasons of what did not run; works under pytest-xdist too."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], dict[str, Any]] = {}
+        self.reasons: list[str] = []
+        self.failed = 0
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.failed += report.failed
+        if report.skipped:
+            reason = getattr(report, "wasxfail", None) or str(report.longrepr[-1])
+            self.reasons.append(reason.removeprefix("Skipped: ").removeprefix("reason: "))
+        if report.when == "call" and report.passed:
+            for name, line in report.user_properties:
+                if name == "peer":
+                    self._add(line)
+
+    def _add(self, line: dict[str, Any]) -> None:
+        """The run with more schedules represents a kernel that two tests ran."""
+        key = line["kernel"], line["shape"]
+        if key not in self.rows or len(line["schedules"]) > len(self.rows[key]["schedules"]):
+            self.rows[key] = line
+
+
+def schedules_text(schedules: list[str]) -> str:
+    """`eager, lazy, 10 random`."""
+    seeds = sum(s.startswith("random") for s in schedules)
+    return ", ".join([s for s in schedules if not s.startswith("random")] + ([f"{seeds} random"] if seeds else []))
+
+
+def row(line: dict[str, Any]) -> str:
+    """One line of the table."""
+    errors = (
+        f"{name} {largest:.1e} / {rms:.1e} ({share:.0%})" if largest else f"{name} exact"
+        for name, (largest, rms, share) in line["errors"].items()
+    )
+    launches = line["launches"]
+    cells = (
+        line["kernel"], line["shape"], schedules_text(line["schedules"]), "; ".join(errors), len(launches),
+        sum(launch["tcgen05.mma"] for launch in launches), f"{line['warp_instructions']:,}", f"{line['seconds']:.1f}",
+    )  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def text(recorder: Recorder, minutes: float) -> str:
+    """The whole file."""
+    packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    head = HEAD.format(
+        date=datetime.date.today(), cpu=cpu_name(), python=platform.python_version(), packages=packages, minutes=minutes,
+        load=os.getloadavg()[2],
+    )  # fmt: skip
+    rows = [row(line) for _, line in sorted(recorder.rows.items())]
+    reasons = [
+        "",
+        "Not run, and why (tests/emulator/peers/test_refused.py):",
+        "",
+        *(f"- {r}" for r in recorder.reasons),
+    ]
+    return head + "\n".join(rows + reasons) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, help="also write the table to this file")
+    arguments, for_pytest = parser.parse_known_args()
+    recorder, start = Recorder(), time.perf_counter()
+    status = pytest.main(["-q", "-W", "ignore", "--tb=short", *(for_pytest or [str(TESTS)])], plugins=[recorder])
+    table = text(recorder, (time.perf_counter() - start) / 60)
+    print(table)
+    if arguments.write and status == pytest.ExitCode.OK:
+        arguments.write.write_text(table)
+    return int(status)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
