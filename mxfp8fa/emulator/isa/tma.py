@@ -5,16 +5,16 @@ Every copy is asynchronous: addresses, sizes and the tensor map are taken at iss
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
 from mxfp8fa.emulator.errors import IllegalOperation, PoisonError
 from mxfp8fa.emulator.isa import mbarriers
+from mxfp8fa.emulator.isa.bulk_reductions import Combine, of_tensor, of_type
 from mxfp8fa.emulator.isa.registry import machine, refuse
 from mxfp8fa.emulator.isa.tcgen05_memory import masked_ctas
-from mxfp8fa.emulator.isa.trace import lane_function
 from mxfp8fa.emulator.machine import access, tensor_map
 from mxfp8fa.emulator.machine.asynchronous import AsyncOp
 from mxfp8fa.emulator.machine.cluster import CTA
@@ -89,7 +89,7 @@ def _queue_load(
         m.watch.memory(box.addresses[box.inside].astype(np.uint64), tensor.element_bytes, write=False)
         data = tensor_map.read_box(box, tensor, m.memory)
         m.watch.shared(cta, slice(offset, offset + tensor_map.shared_bytes(tensor, box)), 4, write=True)
-        _write_shared(cta, tensor, offset, data)
+        _write_shared(cta, tensor, box, offset, data)
         m.count_bytes("global load", data.nbytes)
         m.count_bytes("shared store", data.nbytes)
         mbarriers.change(signalled, barrier, lambda x: x.complete_tx(size), f"{by} (TMA load)")
@@ -104,9 +104,9 @@ def _agent(signalled: CTA, barrier: int) -> Hashable:
     return ("TMA", signalled.index, barrier)
 
 
-def _write_shared(cta: CTA, tensor: TensorMap, offset: int, data: np.ndarray) -> None:
+def _write_shared(cta: CTA, tensor: TensorMap, box: tensor_map.Box, offset: int, data: np.ndarray) -> None:
     """Place dense elements; padding of 4- and 6-bit groups stays as it is."""
-    offsets = tensor_map.shared_offsets(tensor, offset, data.shape[0])
+    offsets = tensor_map.shared_offsets(tensor, offset, box)
     size = tensor.element_bytes
     if size in (1, 2, 4, 8):
         cta.shared.words.store(offsets, size, np.ascontiguousarray(data).view(f"u{size}")[:, 0], None)
@@ -193,9 +193,9 @@ def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op
         cta, offset = _shared_place(
             warp, int(d[lane]), size, "the source of a TMA store", _SHARED_ALIGNMENT_BYTES, own=True
         )
-        where = tensor_map.shared_offsets(tensor, offset, box.inside.size)[box.inside.reshape(-1)]
+        where = tensor_map.shared_offsets(tensor, offset, box)[box.inside.reshape(-1)]
         addresses = box.addresses[box.inside].astype(np.uint64)
-        combine = None if op is None else _combine(op, tensor.type, tensor.element_bytes, flush=tensor.flush)
+        combine = None if op is None else of_tensor(op, tensor)
         _queue_store(warp, same, cta, where, addresses, tensor.element_bytes, combine, "cp.async.bulk.tensor")
 
 
@@ -210,28 +210,6 @@ def _alike(bits: int, operands: list[np.ndarray], *, apart: bool) -> list[tuple[
         first, same = groups.get(key, (lane, 0))
         groups[key] = (first, same | 1 << lane)
     return list(groups.values())
-
-
-Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def _combine(op: str, type: str, size: int, *, flush: bool = False) -> Combine:
-    """old op new on raw words.
-
-    f32 addition keeps subnormals unless the tensor map's type flushes them: measured on an H200. (The PTX ISA says of
-    cp.reduce.async.bulk that the present implementation flushes.)
-    """
-    if type in ("f32", "f64", "f16", "bf16"):
-        name = f"{op}{'.ftz' if flush and op == 'add' else ''}.{type}"
-    elif op in ("and", "or", "xor"):
-        name = f"{op}.b{8 * size}"
-    else:
-        name = f"{op}.{type}"
-    try:
-        function = lane_function(name)
-    except ValueError:
-        raise IllegalOperation(f"reduction {op} on {type} does not exist") from None
-    return lambda old, new: function(np.ones(old.size, bool), old, new)[0]
 
 
 def _queue_store(
@@ -354,14 +332,7 @@ def bulk_peer_reduce(
     warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, *, op: str, type: str
 ) -> None:
     """Combine b bytes of shared [a] into shared [d] of a CTA of the cluster, then complete them on that CTA's mbarrier [m]."""
-    _peer(warp, bits, d, a, b, m, _typed(op, type))
-
-
-def _typed(op: str, type: str) -> tuple[int, Combine]:
-    """Element size and combination of a typed reduction."""
-    size = {"f16": 2, "bf16": 2}.get(type) or int(type[1:]) // 8
-    plain = f"u{type[1:]}" if type[0] == "b" and type != "bf16" and op not in ("and", "or", "xor") else type
-    return size, _combine(op, plain, size)
+    _peer(warp, bits, d, a, b, m, of_type(op, type))
 
 
 def _peer(
@@ -430,7 +401,7 @@ def bulk_reduce(
     warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, *, op: str, type: str, **_: Any
 ) -> None:
     """Combine b bytes of shared [a] into global [d], element by element."""
-    size, combine = _typed(op, type)
+    size, combine = of_type(op, type)
     _bulk_store(warp, bits, d, a, b, size, combine, None)
 
 

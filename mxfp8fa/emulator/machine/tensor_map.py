@@ -126,9 +126,21 @@ def counted_bytes(m: TensorMap, box: Box) -> int:
     return box.inside.size * m.element_bytes
 
 
+def _row_pitch_bytes(m: TensorMap, box: Box) -> int:
+    """Distance of the box's rows in shared memory.
+
+    They follow one another without gaps; those of a swizzled box that is narrower than the pattern take whole rows of
+    the pattern (measured on an H200).
+    """
+    length = box.inside.shape[-1] * (m.padded_bytes or m.element_bytes)
+    return length if m.swizzle is NONE else max(length, m.swizzle.span_bytes)
+
+
 def shared_bytes(m: TensorMap, box: Box) -> int:
-    """Bytes that the box takes in shared memory; more than `counted_bytes` for padded types."""
-    return box.inside.size * (m.padded_bytes or m.element_bytes)
+    """Bytes of shared memory from the first to one past the last that the box may take."""
+    pitch = _row_pitch_bytes(m, box)
+    rows = box.inside.size // box.inside.shape[-1]
+    return rows * pitch
 
 
 def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | None = None) -> Box:
@@ -205,7 +217,9 @@ def read_box(box: Box, m: TensorMap, memory: GlobalMemory) -> np.ndarray:
     else:
         out[:] = fill
         out[inside] = memory.load((flat[inside][:, None] + np.arange(m.element_bytes)).astype(np.uint64), 1)
-    return _to_tf32(out.view(np.uint32)).view(np.uint8) if m.tf32 else out
+    if m.tf32:  # what is filled in stays as it is
+        out[inside] = _to_tf32(out[inside].view(np.uint32)).view(np.uint8)
+    return out
 
 
 def _to_tf32(bits: np.ndarray) -> np.ndarray:
@@ -216,7 +230,8 @@ def _to_tf32(bits: np.ndarray) -> np.ndarray:
     return np.where(exponent_full & (bits & np.uint32(0x7FFFFF) != 0), _TF32_NAN, kept).astype(np.uint32)
 
 
-def shared_offsets(m: TensorMap, start: int, count: int) -> np.ndarray:
-    """Shared offset of each element (or padded group) of the dense box that begins at `start`, swizzled."""
+def shared_offsets(m: TensorMap, start: int, box: Box) -> np.ndarray:
+    """Shared offset of each element (or padded group) of the box that begins at `start`, swizzled, in flat order."""
     size = m.padded_bytes or m.element_bytes
-    return m.swizzle(start + np.arange(count, dtype=np.int64) * size)
+    row, column = np.divmod(np.arange(box.inside.size, dtype=np.int64), box.inside.shape[-1])
+    return m.swizzle(start + row * _row_pitch_bytes(m, box) + column * size)

@@ -78,16 +78,24 @@ def bit_of(m: TiledMap, place: tuple[int, ...]) -> int:
     return place[0] * BITS[m.data_type] + 8 * sum(p * s for p, s in zip(place[1:], m.strides_bytes, strict=True))
 
 
+def row_bytes(m: TiledMap) -> tuple[int, int]:
+    """Bytes of a row of a box in shared memory, and to the next row: narrow swizzled rows take a row of the pattern each."""
+    length = m.box[0] if m.data_type in (U4_PADDED, U6_PADDED) else m.box[0] * BITS[m.data_type] // 8
+    return length, max(length, {0: 0, 1: 32, 2: 64}.get(m.swizzle, 128))
+
+
 def shared_bit(m: TiledMap, number: int) -> int:
-    """First bit of the box's element `number` in a dense box: padded types put 16 elements into 16 bytes."""
+    """First bit of the box's element `number`, before swizzling: padded types put 16 elements into 16 bytes."""
+    row, column = divmod(number, m.box[0])
+    start = 8 * row * row_bytes(m)[1]
     if m.data_type in (U4_PADDED, U6_PADDED):
-        return number // 16 * 128 + number % 16 * BITS[m.data_type]
-    return number * BITS[m.data_type]
+        return start + column // 16 * 128 + column % 16 * BITS[m.data_type]
+    return start + column * BITS[m.data_type]
 
 
 def shared_size(m: TiledMap, count: int) -> int:
-    """Bytes of a dense box of `count` elements."""
-    return count if m.data_type in (U4_PADDED, U6_PADDED) else count * BITS[m.data_type] // 8
+    """Bytes of shared memory for `count` elements."""
+    return count // m.box[0] * row_bytes(m)[1]
 
 
 def transferred(m: TiledMap, count: int) -> int:

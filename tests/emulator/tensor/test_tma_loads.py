@@ -75,7 +75,7 @@ def test_element_types(data_type):
     check(t, at)
 
 
-@pytest.mark.parametrize("data_type", [t for t in FLOATS if t not in (TF32, TF32_FTZ)])
+@pytest.mark.parametrize("data_type", FLOATS)
 def test_outside_is_nan(data_type):
     """0x7FF7 in every 16 bits, whatever the type (measured on an H200; the ISA only names it OOB-NaN)."""
     inner = 256 // boxes.BITS[data_type]
@@ -98,6 +98,14 @@ def test_swizzles_go_by_absolute_addresses(swizzle, data_type, offset):
 def test_swizzled_boxes_over_the_edge(swizzle):
     inner = {1: 16, 2: 32}.get(swizzle, 64)
     check(tensor(BF16, (inner + 8, 6), (inner, 8), swizzle=swizzle, oob_fill=1), (16, 2), fill=0x7FF7)
+
+
+@pytest.mark.parametrize(("swizzle", "inner"), [(1, 16), (2, 16), (2, 32), (3, 16), (3, 32), (3, 64)])
+@pytest.mark.parametrize("offset", [0, 128])
+def test_rows_narrower_than_the_pattern(swizzle, inner, offset):
+    """Each takes a whole row of the pattern, what is left of it stays untouched (measured on an H200)."""
+    check(tensor(U8, (256, 24), (inner, 8), swizzle=swizzle), (16, 2), offset=offset)
+    check(tensor(U8, (256, 24, 3), (inner, 4, 2), swizzle=swizzle), (16, 22, 1), offset=offset)
 
 
 @pytest.mark.parametrize("steps", [(1, 3), (1, 2, 3), (1, 1, 8), (2, 1)])
