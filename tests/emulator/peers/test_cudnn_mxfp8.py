@@ -90,7 +90,8 @@ class Case:
 
 
 CASES = [
-    Case("1cta", 256, 256, hq=2, hkv=2),
+    Case("1cta", 256, 256),
+    Case("1cta-heads", 256, 256, hq=2, hkv=2),
     Case("1cta-causal", 384, 384, causal=True, template={"window_right": 0}),
     Case("1cta-odd-gqa", 200, 300, hq=2, hkv=1, template={"kv_tail_mask": True}),
     Case("1cta-batch", 128, 256, batch=2),
