@@ -81,6 +81,21 @@ MISTAKES = {
             "lambda count, events: (sum(name == 'complete_tx' for name, _ in events) % 2, count, 0)",
         ],
     },
+    "04_seeing_a_pipeline": {
+        "fence_in_store": [
+            # the fence for another memory, and the one for another kind of write
+            """lambda: ('cute.arch.fence_proxy("async.global")', 'tile[thread] = cutlass.Float32(thread)')""",
+            "lambda: ('cute.arch.mbarrier_init_fence()', 'tile[thread] = cutlass.Float32(thread)')",
+        ],
+        "fence_in_announce": [
+            "lambda: ('cute.arch.mbarrier_init_fence()', 'cute.arch.sync_threads()')",
+            "lambda: ('cute.arch.fence_view_async_tmem_store()', 'cute.arch.mbarrier_init(full, 1)')",
+        ],
+        "fence_in_tensor": [
+            "lambda: ('cute.arch.fence_view_async_tmem_store()', 'cute.copy(load_op, load.partition_S(cells), again)')",
+            "lambda: ('cute.arch.fence_view_async_tmem_load()', 'cute.copy(store_op, values, mine)')",
+        ],
+    },
     "05_one_mma": {
         "instruction_descriptor": [
             "lambda m, n: 1 << 4 | 1 << 7 | 1 << 10 | n // 8 << 17 | m // 8 << 24",
@@ -111,6 +126,24 @@ MISTAKES = {
         ],
         "scale_ids": ["lambda word: (word >> 4 & 3, word >> 29 & 3)", "lambda word: (word >> 30, word >> 4 & 3)"],
         "packed_bytes": ["lambda rows, k: rows * k // 32", "lambda rows, k: 512 * (rows // 128) * (k // 128)"],
+    },
+    "07_online_quantization": {
+        "e5m2_scale": ["lambda bits: max((bits + 0x1FFFFF >> 23) - 8, 0)", "lambda bits: (bits + 0x1FFFFF >> 23) - 15"],
+        "reciprocal_bits": ["lambda code: 127 - code << 23", "lambda code: 254 - code"],
+        "rows_of": [
+            "lambda thread: [thread] * 4",
+            "lambda thread: [4 * (thread % 32) + column for column in range(4)]",
+        ],
+        "vanishes": ["lambda: 2.0**-10", "lambda: 2.0**-17"],
+    },
+    "08_from_a_tile_to_a_loop": {
+        "barrier_and_parity": ["lambda i, stages: (i % stages, i % 2)", "lambda i, stages: (i % stages, i // stages)"],
+        "lazy_max": [
+            "lambda m, new, threshold=0.8: (max(m, new), 2.0 ** (m - max(m, new)))",
+            "lambda m, new, threshold=0.8: (new, 2.0 ** (m - new)) if abs(new - m) > threshold else (m, 1.0)",
+        ],
+        "visit": ["lambda j, n: (j, min(n - 128 * j, 128))", "lambda j, n: (n // 128 - j, n % 128 if j == 0 else 128)"],
+        "must_be_over": ["lambda j, stages: j - 1 if j else 'none'", "lambda j, stages: j - stages"],
     },
 }
 

@@ -15,6 +15,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from mxfp8fa.emulator.check import Checker
+from mxfp8fa.emulator.errors import EmulationError
 from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
 from mxfp8fa.emulator.machine.machine import Machine, run_machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
@@ -205,7 +206,11 @@ def _launch(
         watches.append(checker)
     watch = Watches(watches) if len(watches) > 1 else watches[0] if watches else None
     tick = None if show is None else _ticker(program, spec, show)
-    machine = run_machine(program, spec, memory, options, tick, watch)
+    try:
+        machine = run_machine(program, spec, memory, options, tick, watch)
+    except EmulationError as error:
+        error.findings = checker.findings() if checker is not None else []
+        raise
     report.launches.append(
         LaunchReport(
             program.kernel.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,26 @@ class Site:
 
 
 class EmulationError(RuntimeError):
-    """Base of everything the emulated program did wrong. `site` says where, `lane` which lane when known."""
+    """Base of everything the emulated program did wrong.
+
+    Attributes:
+        site: where.
+        lane: which lane, when known.
+        findings: what the race checker had found before, if it ran; often the cause.
+    """
 
     def __init__(self, message: str, *, lane: int | None = None, site: Site | None = None):
         super().__init__(message)
         self.message = message
         self.lane = lane
         self.site = site
+        self.findings: list[Any] = []
 
     def __str__(self) -> str:
-        return f"{self.message}\n  at {self.site}" if self.site else self.message
+        lines = [f"{self.message}\n  at {self.site}" if self.site else self.message]
+        if self.findings:
+            lines += ["the checker had found before:", *(f"  {finding}" for finding in self.findings)]
+        return "\n".join(lines)
 
 
 class UnsupportedInstruction(EmulationError):

@@ -288,18 +288,24 @@ class Checker(Watch):
         self._current.advance()
 
     def tensor(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, *, write: bool) -> None:
-        """Check and remember an access to tensor memory."""
+        """Check and remember an access to tensor memory; a warp's own reads were checked when they began."""
+        if not write and self._op is None:
+            cells, shadow = self._tensor_cells(cta, lanes, columns)
+            shadow.finish_read(cells, self._current)
+            return
         self._tensor_access(cta, lanes, columns, self._current.clock, write=write)
 
     def tensor_pending(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray) -> None:
         """A tcgen05.ld reads from now until it is waited for: until then its clock is one that nobody knows."""
         self._tensor_access(cta, lanes, columns, int(PENDING), write=False)
 
-    def _tensor_access(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, clock: int, *, write: bool) -> None:
+    def _tensor_cells(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, Shadow]:
         touched = np.zeros((LANES // GROUP_LANES, COLUMNS), bool)
         touched[lanes // GROUP_LANES, columns] = True
-        cells = np.flatnonzero(touched)
-        shadow = self._tensor.setdefault(id(cta), Shadow(touched.size))
+        return np.flatnonzero(touched), self._tensor.setdefault(id(cta), Shadow(touched.size))
+
+    def _tensor_access(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, clock: int, *, write: bool) -> None:
+        cells, shadow = self._tensor_cells(cta, lanes, columns)
         order = ORDER if self._assume_tcgen05_order else TENSOR
         for conflict in self._conflicts(shadow, cells, write=write, atomic=False, order=order):
             lane, column = conflict.cell // COLUMNS * GROUP_LANES, conflict.cell % COLUMNS

@@ -93,6 +93,10 @@ class Shadow:
     def _cell(cells: Cells, at: int) -> int:
         return (cells.start or 0) + at if isinstance(cells, slice) else int(cells[at])
 
+    def finish_read(self, cells: Cells, actor: Actor) -> None:
+        """A read that was pending is over now."""
+        self.reads[actor.number][0][cells] = actor.clock
+
     def clock_of(self, conflict: Conflict) -> int:
         """The clock of the earlier access."""
         if conflict.wrote:
