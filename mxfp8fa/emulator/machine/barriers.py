@@ -60,11 +60,7 @@ class NamedBarrier:
             self.reduction.true += int(predicate.sum())
             self.reduction.seen += bits.bit_count()
         self.last_arrival = f"warp {warp.index} at PTX line {warp.program.instructions[warp.group.pc].ptx_line}"
-        if seen & warp.live == warp.live:
-            self.partial.pop(warp.index, None)
-            self.arrived += WARP_LANES
-        else:
-            self.partial[warp.index] = seen
+        self.partial[warp.index] = seen
         self.check()
         return generation
 
@@ -86,6 +82,7 @@ class NamedBarrier:
         """Complete the phase if everybody is there; called again when threads exit."""
         if self.expected == 0:
             return
+        self._count_whole_warps()
         target = self.expected if self.explicit else self.cta.live_warps * WARP_LANES
         if self.arrived > target and self.explicit:
             raise BarrierError(f"barrier {self.number}: {self.arrived} threads arrived where {target} are expected")
@@ -96,6 +93,14 @@ class NamedBarrier:
             self.cta.machine.progress()
             self.cta.machine.watch.publish(self.key)
             self.cta.machine.wake(self.key)
+
+    def _count_whole_warps(self) -> None:
+        """A warp counts once those of its threads that have not exited have arrived."""
+        for index, seen in list(self.partial.items()):
+            live = self.cta.warps[index].live
+            if seen & live == live:
+                del self.partial[index]
+                self.arrived += WARP_LANES
 
     def __str__(self) -> str:
         target = self.expected if self.explicit else self.cta.live_warps * WARP_LANES

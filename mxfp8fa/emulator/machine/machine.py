@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 QUANTUM = {"eager": 4096, "lazy": 4096}
 RANDOM_QUANTUM = 64
+POLL_QUANTUM = 16  # turn of a warp that was last seen polling
 SPIN_LIMIT_INSTRUCTIONS = 20_000_000  # a warp that ran this long while nothing anywhere changed is reported as spinning
+PATIENCE_INSTRUCTIONS = 200_000  # each time a warp ran this long without an effect, another cluster starts: it may wait for it
+TIME_OUT_LIMIT = 10_000  # a wait that timed out this often while nothing anywhere changed is reported as a deadlock
 
 
 class Machine:
@@ -151,7 +154,7 @@ class Machine:
         warp = self._pick()
         random = self.options.schedule == "random"
         if warp is not None:
-            self._run_warp(warp, self.rng.randint(1, RANDOM_QUANTUM) if random else QUANTUM[self.options.schedule])
+            self._run_warp(warp, self._quantum(warp))
             if random and self.asynchronous and self.rng.random() < 0.3:
                 self.asynchronous.complete_one(at_random=True)
         elif self.asynchronous:
@@ -174,6 +177,12 @@ class Machine:
             else runnable[-1 - self._turn % len(runnable)]
         )
 
+    def _quantum(self, warp: Warp) -> int:
+        """Instructions of a warp's turn."""
+        if self.options.schedule == "random":
+            return self.rng.randint(1, RANDOM_QUANTUM)
+        return POLL_QUANTUM if warp.polls else QUANTUM[self.options.schedule]
+
     def _run_warp(self, warp: Warp, quantum: int) -> None:
         before = self.epoch
         self.watch.run_warp(warp)
@@ -181,16 +190,17 @@ class Machine:
         self.watch.ran_warp(warp)
         self.instructions += executed
         warp.executed = 0
-        if self.epoch != before or executed < quantum:
-            warp.spinning = False
-            warp.extra["quiet"] = 0
+        if self.epoch != before or not any(g.wait is None for g in warp.groups):
+            warp.spinning = warp.polls = False
+            warp.quiet = 0
             warp.spin_signatures.clear()
             return
-        quiet = warp.extra.get("quiet", 0) + executed
-        warp.extra["quiet"] = quiet
+        if warp.quiet // PATIENCE_INSTRUCTIONS != (warp.quiet + executed) // PATIENCE_INSTRUCTIONS:
+            self._start_cluster()
+        warp.quiet += executed
         signature = warp.signature()
-        if signature in warp.spin_signatures or quiet > SPIN_LIMIT_INSTRUCTIONS:
-            warp.spinning, warp.spin_epoch = True, self.epoch
+        if signature in warp.spin_signatures or warp.quiet > SPIN_LIMIT_INSTRUCTIONS:
+            warp.spinning, warp.spin_epoch, warp.polls = True, self.epoch, True
         warp.spin_signatures.add(signature)
 
     def _time_out_waits(self) -> bool:
@@ -204,7 +214,7 @@ class Machine:
             self._seen_states.clear()
             self._state_epoch = self.epoch
         state = tuple(w.signature() for c in self.resident for w in c.warps if w.groups)
-        if state in self._seen_states:
+        if state in self._seen_states or len(self._seen_states) >= TIME_OUT_LIMIT:
             return False
         self._seen_states.add(state)
         for group in groups:

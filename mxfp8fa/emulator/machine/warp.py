@@ -143,6 +143,8 @@ class Warp:
         self.spin_signatures: set[Any] = set()
         self.spin_epoch = -1
         self.spinning = False
+        self.polls = False  # whether its latest turns repeated themselves
+        self.quiet = 0  # instructions since something that others can see changed by it
 
     @property
     def done(self) -> bool:
