@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from mxfp8fa.emulator.check import Checker
@@ -199,6 +200,7 @@ def _launch(
 ) -> None:  # fmt: skip
     start = time.perf_counter()
     memory = GlobalMemory(program.ranges() + [Range(r.address, r.size_bytes, r.name, r.writable, r) for r in ranges])
+    report.load(program.variables)
     program.begin(spec.params)
     watches = [] if trace is None else [trace]
     checker = _checker(spec, options, names, history or []) if options.check == "races" else None
@@ -267,8 +269,8 @@ def _ticker(program: Program, spec: LaunchSpec, show: Callable[[str], None]) -> 
 
 
 def _dim3(shape: Dim, what: str) -> tuple[int, int, int]:
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not 1 <= len(sizes) <= 3 or not all(isinstance(s, int) and s >= 1 for s in sizes):
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if not 1 <= len(sizes) <= 3 or not all(isinstance(s, Integral) and s >= 1 for s in sizes):
         raise ValueError(f"{what} {shape!r}: one to three integers of at least 1 are needed")
-    x, y, z = (*sizes, 1, 1)[:3]
+    x, y, z = (int(s) for s in (*sizes, 1, 1)[:3])
     return x, y, z

@@ -56,7 +56,10 @@ def _pack(parameter: Variable, value: Any, what: str) -> tuple[bytes, list[Memor
         form = _FLOATS.get(parameter.type) or {4: "<f", 8: "<d"}.get(size)
         if form is None or parameter.type[0] in "us":
             raise ValueError(f"{what} is .{parameter.type}: a float does not fit")
-        return struct.pack(form, float(value)), []
+        try:
+            return struct.pack(form, float(value)), []
+        except OverflowError:
+            raise ValueError(f"{what} has {size} bytes: the float {value} does not fit") from None
     if not (hasattr(value, "data_ptr") or isinstance(value, np.ndarray)):
         allowed = "an array, a tensor, an integer, a float or bytes"
         raise ValueError(f"{what} was given as {type(value).__name__}: allowed are {allowed}")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mxfp8fa.emulator.check.findings import Finding
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.program import ModuleVariables
 
 _SHOWN_OPCODES = 12
 
@@ -67,9 +71,21 @@ class LaunchReport:
 
 @dataclass
 class Report:
-    """All launches of one run, in order. Prints itself as a table."""
+    """All launches of one run, in order. Prints itself as a table.
+
+    Attributes:
+        launches: in order.
+        modules: variables of the modules that the run has loaded; a run begins with their initial values.
+    """
 
     launches: list[LaunchReport] = field(default_factory=list)
+    modules: list[ModuleVariables] = field(default_factory=list, repr=False, compare=False)
+
+    def load(self, variables: ModuleVariables) -> None:
+        """The run uses a module: the first time, its variables get their initial values."""
+        if variables not in self.modules:
+            variables.reset()
+            self.modules.append(variables)
 
     @property
     def warp_instructions(self) -> int:

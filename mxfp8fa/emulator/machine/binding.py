@@ -44,6 +44,8 @@ def register_dtype(register: syntax.Register) -> type:
 
 def reader(operand: Any, value_type: str, program: Program) -> Reader:
     """A function that reads an operand as raw bits of value_type, with its poison."""
+    if value_type == "b128":
+        raise BindError("128-bit registers are supported by mov and clusterlaunchcontrol only")
     dtype = raw_dtype(value_type)
     if isinstance(operand, syntax.Negated):
         index = operand.register.id

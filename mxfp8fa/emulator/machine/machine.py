@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 QUANTUM = {"eager": 4096, "lazy": 4096}
 RANDOM_QUANTUM = 64
+GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute Capabilities"
+BLOCK_LIMITS = (1024, 1024, 64)
 POLL_QUANTUM = 16  # turn of a warp that was last seen polling
 SPIN_LIMIT_INSTRUCTIONS = 20_000_000  # a warp that ran this long while nothing anywhere changed is reported as spinning
 PATIENCE_INSTRUCTIONS = 200_000  # each time a warp ran this long without an effect, another cluster starts: it may wait for it
@@ -79,6 +81,9 @@ class Machine:
             )
         if threads > 1024:
             raise LaunchError(f"block {launch.block} has {threads} threads: at most 1024")
+        for what, shape, limits in (("grid", launch.grid, GRID_LIMITS), ("block", launch.block, BLOCK_LIMITS)):
+            if any(n > limit for n, limit in zip(shape, limits, strict=True)):
+                raise LaunchError(f"{what} {shape}: at most {limits}")
         if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
             raise LaunchError(f"grid {launch.grid} is not a multiple of cluster {launch.cluster}")
         if int(np.prod(launch.cluster)) > 16:

@@ -18,27 +18,55 @@ from mxfp8fa.emulator.ptx.module import Kernel, Module, align_up
 _REPORTED_ERRORS = 8
 
 
+class ModuleVariables:
+    """A module's variables in global and constant memory: all its kernels share them, and launches follow one another.
+
+    Attributes:
+        memory: bytes by name.
+    """
+
+    def __init__(self, module: Module):
+        self._declared = {name: v for name, v in module.variables.items() if v.space != "shared"}
+        self.memory = {name: _aligned(v.size_bytes, 128) for name, v in self._declared.items()}
+        self.reset()
+
+    def reset(self) -> None:
+        """Give every variable its initial value, as loading the module does."""
+        for name, memory in self.memory.items():
+            variable = self._declared[name]
+            memory[:] = 0
+            if variable.initial:
+                memory[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            for r in variable.relocations:
+                if r.symbol not in self.memory:
+                    raise UnsupportedInstruction(
+                        f"variable {name} holds the address of {r.symbol}, which is not supported"
+                    )
+                value = (self.memory[r.symbol].ctypes.data + r.addend) >> r.shift_bits
+                memory[r.offset_bytes : r.offset_bytes + r.size_bytes] = np.frombuffer(
+                    value.to_bytes(8, "little"), np.uint8
+                )[: r.size_bytes]
+
+
 class Program:
     """A bound kernel.
 
     Attributes:
+        variables: of its module.
         steps: one function per instruction.
         counts: executions per instruction, of the current launch.
         parameters: the parameter block (real memory, so that its address can be taken).
     """
 
-    def __init__(self, module: Module, kernel: Kernel):
+    def __init__(self, module: Module, kernel: Kernel, variables: ModuleVariables | None = None):
         self.module = module
         self.kernel = kernel
         self.instructions = kernel.instructions
         self.static_shared_bytes = kernel.dynamic_shared_offset_bytes
         self._call_params, self.local_bytes = _place_call_params(kernel)
         self.parameters = _aligned(max(kernel.param_bytes, 1), 128)
-        self._variables = {
-            name: _aligned(v.size_bytes, 128) for name, v in module.variables.items() if v.space != "shared"
-        }
+        self.variables = ModuleVariables(module) if variables is None else variables
         self._named: dict[int, frozenset[int]] = {}
-        self._initialise()
         self.carry_register = len(kernel.registers)  # the condition code CC.CF, which instructions do not name
         self.blank_registers = [*(_blank(r) for r in kernel.registers), np.zeros(32, np.bool_)]
         self.blank_shadow: list[np.ndarray | None] = [~b for b in self.blank_registers]
@@ -70,27 +98,10 @@ class Program:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def _initialise(self) -> None:
-        for name, memory in self._variables.items():
-            variable = self.module.variables[name]
-            memory[:] = 0
-            if variable.initial:
-                memory[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
-            for r in variable.relocations:
-                target = self.module.variables.get(r.symbol)
-                if target is None or target.space == "shared":
-                    raise UnsupportedInstruction(
-                        f"variable {name} holds the address of {r.symbol}, which is not supported"
-                    )
-                value = (self._variables[r.symbol].ctypes.data + r.addend) >> r.shift_bits
-                memory[r.offset_bytes : r.offset_bytes + r.size_bytes] = np.frombuffer(
-                    value.to_bytes(8, "little"), np.uint8
-                )[: r.size_bytes]
-
     def ranges(self) -> list[Range]:
         """Global memory that belongs to the kernel itself: its parameters and its module's variables."""
         own = [array_range(self.parameters, "the kernel's parameters")]
-        return own + [array_range(m, f"variable {name}") for name, m in self._variables.items()]
+        return own + [array_range(m, f"variable {name}") for name, m in self.variables.memory.items()]
 
     def address_of(self, symbol: syntax.Symbol) -> int:
         """The address a symbol stands for, in its own state space."""
@@ -108,8 +119,8 @@ class Program:
             return (variable.offset_bytes or 0) + symbol.addend
         if variable.space == "callparam":
             return LOCAL_WINDOW + self._call_params[id(variable)] + symbol.addend
-        if variable.name in self._variables:
-            return self._variables[variable.name].ctypes.data + symbol.addend
+        if variable.name in self.variables.memory:
+            return self.variables.memory[variable.name].ctypes.data + symbol.addend
         raise UnsupportedInstruction(f"the address of {symbol} ({symbol.space}) is not supported")
 
     def begin(self, params: bytes) -> None:
@@ -171,9 +182,16 @@ def _aligned(size_bytes: int, alignment: int) -> np.ndarray:
 @lru_cache(maxsize=64)
 def load_program(ptx: str, kernel: str) -> Program:
     """Parse and bind a kernel of a PTX text; the last 64 are kept."""
+    module, variables = _load_module(ptx)
+    if kernel not in module.kernels:
+        raise LaunchError(f"there is no kernel {kernel!r} in this PTX; it has {', '.join(module.kernels) or 'none'}")
+    return Program(module, module.kernels[kernel], variables)
+
+
+@lru_cache(maxsize=64)
+def _load_module(ptx: str) -> tuple[Module, ModuleVariables]:
+    """Parse a PTX text, once for all its kernels."""
     from mxfp8fa.emulator.ptx import parse
 
     module = parse(ptx)
-    if kernel not in module.kernels:
-        raise LaunchError(f"there is no kernel {kernel!r} in this PTX; it has {', '.join(module.kernels) or 'none'}")
-    return Program(module, module.kernels[kernel])
+    return module, ModuleVariables(module)
