@@ -14,6 +14,7 @@ from mxfp8fa.emulator import EmulationError  # noqa: E402
 from mxfp8fa.emulator.host import ptx_of  # noqa: E402
 from mxfp8fa.kernels import MXOperand, compile_kernel  # noqa: E402
 from mxfp8fa.kernels.steps import step4_quantizer as step  # noqa: E402
+from mxfp8fa.kernels.steps.step4_by_logarithm import compile_with_logarithm  # noqa: E402
 from mxfp8fa.layouts import pack_atoms, unpack_atoms  # noqa: E402
 from mxfp8fa.numerics import MXTensor, encode, mma, quantize  # noqa: E402
 from mxfp8fa.studies.scale_way import WRONG_PLACES, misplace  # noqa: E402
@@ -142,6 +143,18 @@ def test_instructions(dynamic, constant):
         assert "lg2" not in ptx and "div" not in ptx and "rcp" not in ptx
     loads = [ptx_of(compiled).count("ld.shared.b32") for compiled in (dynamic, constant)]
     assert loads[0] - loads[1] == 4  # the exchange
+
+
+def test_a_logarithm_in_place_of_the_bits():
+    """The same scales for ordinary blocks; zero, NaN and infinite ones are not what it was made for."""
+    rng = np.random.default_rng(0)
+    a, b, c = (quantize(rng.standard_normal((128, 128)).astype(np.float32)) for _ in range(3))
+    d = empty(128, 128)
+    arguments = step.arguments(*map(MXOperand.from_mx_tensor, (a, b, c)), d)
+    with_logarithm = compile_with_logarithm(*arguments)
+    run_step(with_logarithm, arguments)
+    assert_same_bits(d, mma(quantize(mma(a, b)), c))
+    assert ptx_of(with_logarithm).count("lg2.approx") == 4
 
 
 def test_the_tables_in_the_docstring_are_the_records():
