@@ -133,7 +133,7 @@ class BarrierLife(Watch):
 
     def barrier_missed(self, cta: CTA, offset: int, parity: int) -> None:
         """A wait is not satisfied."""
-        self._waited(("mbarrier", id(cta), offset), "not yet")
+        self._waited(("mbarrier", cta.number, offset), "not yet")
 
     def _waited(self, key: Hashable, outcome: str) -> None:
         if not isinstance(key, tuple) or key[0] != "mbarrier" or self._touched is None:

@@ -250,14 +250,14 @@ class _Users(Checker):
         """A barrier begins, unused."""
         super().barrier_initialised(cta, offset)
         if self._warp is not None:
-            pc = self._made_by[id(cta), offset] = self._warp.group.pc
+            pc = self._made_by[cta.number, offset] = self._warp.group.pc
             self.used.setdefault(pc, False)
 
     def barrier_used(self, cta: Any, offset: int) -> None:
         """Somebody uses it."""
         super().barrier_used(cta, offset)
-        if (id(cta), offset) in self._made_by:
-            self.used[self._made_by[id(cta), offset]] = True
+        if (cta.number, offset) in self._made_by:
+            self.used[self._made_by[cta.number, offset]] = True
 
 
 def _assumptions(options: Options) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Trace(Watch):
         """A turn of a warp begins; what it waited for ends."""
         self._machine, self._warp = warp.machine, warp
         self._current, self._since = self.warp_name(warp), self.step
-        start, reason, line = self._waiting.pop(id(warp), (0, "", 0))
+        start, reason, line = self._waiting.pop(warp.number, (0, "", 0))
         if reason:
             self.spans.append(Span(self._current, f"waits: {reason}", start, self._since, line))
         self._line = warp.program.instructions[min(warp.group.pc, len(warp.program.instructions) - 1)].ptx_line
@@ -174,7 +174,7 @@ class Trace(Watch):
         for group in warp.groups:
             if group.wait is not None:
                 line = warp.program.instructions[group.pc].ptx_line
-                self._waiting[id(warp)] = (end, self._waits_for(group.wait), line)
+                self._waiting[warp.number] = (end, self._waits_for(group.wait), line)
         self._warp = None
 
     def _waits_for(self, wait: Wait) -> str:

@@ -241,7 +241,7 @@ class Checker(Watch):
 
     def barrier_missed(self, cta: CTA, offset: int, parity: int) -> None:
         """A warp waits: it must not miss the phase."""
-        key = ("mbarrier", id(cta), offset)
+        key = ("mbarrier", cta.number, offset)
         self._protocol.missed(key, self._current.number, self._here(), self._places.shared(cta, offset))
 
     # -- accesses -----------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class Checker(Watch):
             self._race(conflict, self._places.shared(cta, conflict.cell * WORD_BYTES), "shared memory", write=write)
         shadow.record(cells, self._current, self._site(), self._current.clock, write=write, atomic=atomic)
         if atomic and isinstance(offsets, np.ndarray):
-            self._synchronise(("shared atomic", id(cta)), offsets)
+            self._synchronise(("shared atomic", cta.number), offsets)
 
     def memory(self, addresses: np.ndarray, size_bytes: int, *, write: bool, atomic: bool = False) -> None:
         """Check and remember an access to global memory."""
@@ -302,7 +302,7 @@ class Checker(Watch):
     def _tensor_cells(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, Shadow]:
         touched = np.zeros((LANES // GROUP_LANES, COLUMNS), bool)
         touched[lanes // GROUP_LANES, columns] = True
-        return np.flatnonzero(touched), self._tensor.setdefault(id(cta), Shadow(touched.size))
+        return np.flatnonzero(touched), self._tensor.setdefault(cta.number, Shadow(touched.size))
 
     def _tensor_access(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, clock: int, *, write: bool) -> None:
         cells, shadow = self._tensor_cells(cta, lanes, columns)
@@ -316,9 +316,9 @@ class Checker(Watch):
         shadow.record(cells, self._current, self._site(), clock, write=write, atomic=False)
 
     def _shared_shadow(self, cta: CTA) -> Shadow:
-        if id(cta) not in self._shared:
-            self._shared[id(cta)] = Shadow((SHARED_BASE + cta.shared.size_bytes) // WORD_BYTES + 1)
-        return self._shared[id(cta)]
+        if cta.number not in self._shared:
+            self._shared[cta.number] = Shadow((SHARED_BASE + cta.shared.size_bytes) // WORD_BYTES + 1)
+        return self._shared[cta.number]
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -375,8 +375,8 @@ class Checker(Watch):
             if actor is not None:
                 last.learn(actor.known)
         for shadow, memory in (
-            (self._shared.pop(id(cta), None), "shared"),
-            (self._tensor.pop(id(cta), None), "tensor"),
+            (self._shared.pop(cta.number, None), "shared"),
+            (self._tensor.pop(cta.number, None), "tensor"),
         ):
             if shadow is not None:
                 self._outstanding(shadow, last, cta, memory)
@@ -399,10 +399,19 @@ class Checker(Watch):
                 self._report(("outstanding", site.ptx_line), Finding("outstanding", text, str(cta), (actor, site)))
 
     def _forget(self, cta: CTA) -> None:
-        """Drop what is keyed by the identity of an object that goes away."""
-        for key in [k for k in self._meetings.by_key if isinstance(k, tuple) and id(cta) in k]:
+        """Drop what belongs to a CTA that is gone."""
+        gone = (cta.number, cta.cluster.number)
+        for key in [k for k in self._meetings.by_key if _owner(k) in gone]:
             del self._meetings.by_key[key]
         self._initialised.forget(cta)
+
+
+def _owner(key: Hashable) -> int | None:
+    """Number of the CTA or cluster that a synchronisation object belongs to; None for global memory."""
+    kind = key[0] if isinstance(key, tuple) else None
+    if isinstance(kind, tuple):  # an atomic's (space, address)
+        return kind[1] if len(kind) > 1 else None
+    return key[1] if kind in ("mbarrier", "barrier", "barrier.cluster") and isinstance(key, tuple) else None
 
 
 def _words(offsets: np.ndarray | slice, size_bytes: int) -> Cells:

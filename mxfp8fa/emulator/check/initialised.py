@@ -38,7 +38,7 @@ class Initialised:
 
     def begins(self, cta: CTA, offset: int, actor: Actor, by: Side) -> None:
         """An mbarrier.init."""
-        init = self._inits[id(cta), offset] = _Init(actor.number, actor.clock, by)
+        init = self._inits[cta.number, offset] = _Init(actor.number, actor.clock, by)
         self._unfenced.setdefault(actor.number, []).append(init)
 
     def fenced(self, actor: Actor) -> None:
@@ -48,7 +48,7 @@ class Initialised:
 
     def hidden_from(self, cta: CTA, offset: int, actor: Actor) -> Side | None:
         """Who initialised the barrier, if an asynchronous agent that uses it need not see that; else None."""
-        init = self._inits.get((id(cta), offset))
+        init = self._inits.get((cta.number, offset))
         if init is None or actor.known.entry(init.actor, SHARED) >= init.clock:
             return None
         if init.fenced is not None and actor.known.entry(init.actor) >= init.fenced:
@@ -57,5 +57,5 @@ class Initialised:
 
     def forget(self, cta: CTA) -> None:
         """The CTA ends."""
-        for key in [k for k in self._inits if k[0] == id(cta)]:
+        for key in [k for k in self._inits if k[0] == cta.number]:
             del self._inits[key]

@@ -43,7 +43,7 @@ class Protocol:
 
     def initialised(self, cta: CTA, offset: int, here: Side) -> None:
         """A barrier begins; an earlier one at this place must not be in use."""
-        key = ("mbarrier", id(cta), offset)
+        key = ("mbarrier", cta.number, offset)
         old = self._barriers.get(key)
         if old is not None and (old.arrivals or old.waiting):
             place = self._places.shared(cta, offset)
@@ -85,7 +85,7 @@ class Protocol:
 
         (A pipeline's producer tail arms the next stage and ends.)
         """
-        for key in [k for k in self._barriers if isinstance(k, tuple) and k[1] == id(cta)]:
+        for key in [k for k in self._barriers if isinstance(k, tuple) and k[1] == cta.number]:
             offset = key[2]
             word, poison = cta.shared.words.load_word(offset)
             followed = self._barriers.pop(key)

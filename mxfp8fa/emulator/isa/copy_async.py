@@ -21,7 +21,7 @@ from mxfp8fa.emulator.values import BITS, value_type
 
 
 def _queue(warp: Warp) -> Hashable:
-    return ("cp.async", id(warp))
+    return ("cp.async", warp.number)
 
 
 def _tracker(warp: Warp) -> GroupTracker:
@@ -61,7 +61,7 @@ def _copy(warp: Warp, bits: int, to: np.ndarray, source: np.ndarray, size: int, 
         machine.count_bytes("global load", int(read_bytes[lanes].sum()))
         machine.count_bytes("shared store", size * lanes.size)
         machine.progress()
-        machine.wake(("cp.async", id(warp)))
+        machine.wake(("cp.async", warp.number))
 
     op = AsyncOp(_queue(warp), run, site, "cp.async")
     _tracker(warp).add(bits, op)
@@ -109,7 +109,7 @@ def commit_group(warp: Warp, bits: int) -> None:
 def wait_group(warp: Warp, bits: int, a: np.ndarray) -> Outcome | None:
     """Wait until at most the a newest groups of the thread are pending."""
     if _tracker(warp).unfinished(bits, int(a[0]), _done):
-        return warp.block(("cp.async", id(warp)), f"cp.async.wait_group {int(a[0])}: copies are pending")
+        return warp.block(("cp.async", warp.number), f"cp.async.wait_group {int(a[0])}: copies are pending")
     _known(warp, _tracker(warp).due(bits, int(a[0])))
     return None
 
@@ -124,7 +124,7 @@ def _known(warp: Warp, ops: list[AsyncOp]) -> None:
 def wait_all(warp: Warp, bits: int) -> Outcome | None:
     """Wait until all cp.async operations of the thread are complete."""
     if _tracker(warp).loose(bits, _done) or _tracker(warp).unfinished(bits, 0, _done):
-        return warp.block(("cp.async", id(warp)), "cp.async.wait_all: copies are pending")
+        return warp.block(("cp.async", warp.number), "cp.async.wait_all: copies are pending")
     _known(warp, _tracker(warp).due(bits, 0) + [op for issued, op in _tracker(warp).open if issued & bits])
     return None
 
@@ -205,4 +205,4 @@ def _remote(warp: Warp, bits: int, to: np.ndarray, barrier: np.ndarray, size: in
             write(1 << lane)
             mbarriers.change(target[0], target[1], lambda m: m.complete_tx(size), f"{by} ({what})")
 
-        warp.machine.asynchronous.issue(AsyncOp((what, id(warp), int(lane)), run, site, what))
+        warp.machine.asynchronous.issue(AsyncOp((what, warp.number, int(lane)), run, site, what))

@@ -40,7 +40,7 @@ def try_cancel(
             target.shared.words.write_bytes(offset, _response(origin))
             mbarriers.change(target, barrier, lambda m: m.complete_tx(RESPONSE_BYTES), f"{by} (try_cancel)")
 
-    warp.machine.asynchronous.issue(AsyncOp(("try_cancel", id(warp)), run, site, "clusterlaunchcontrol.try_cancel"))
+    warp.machine.asynchronous.issue(AsyncOp(("try_cancel", warp.number), run, site, "clusterlaunchcontrol.try_cancel"))
 
 
 def _response(origin: tuple[int, int, int] | None) -> np.ndarray:

@@ -61,7 +61,7 @@ def change(
 
 def key(cta: CTA, offset: int) -> Any:
     """What waiters on an mbarrier block on."""
-    return ("mbarrier", id(cta), offset)
+    return ("mbarrier", cta.number, offset)
 
 
 def who(warp: Warp) -> str:

@@ -61,14 +61,14 @@ def _allocate(warp: Warp, columns: int, group: str) -> int | Outcome:
         wanted = [cta.tensor.requested for cta in pair]
         if None in wanted:
             reason = f"tcgen05.alloc.cta_group::2 of {columns} columns waits for the other CTA of the pair to allocate too"
-            return warp.block(("tmem", id(warp.cta)), reason)
+            return warp.block(("tmem", warp.cta.number), reason)
         if len(set(wanted)) > 1:
             raise IllegalOperation(f"tcgen05.alloc.cta_group::2 of {wanted} columns by the CTAs of a pair: both must want the same")
         if not all(cta.tensor.has_room(columns) for cta in pair):
-            return warp.block(("tmem", id(warp.cta)), f"tcgen05.alloc waits for free columns; allocated: {memory.allocated}")
+            return warp.block(("tmem", warp.cta.number), f"tcgen05.alloc waits for free columns; allocated: {memory.allocated}")
         for cta in pair:
             cta.tensor.granted, cta.tensor.requested = cta.tensor.allocate(columns), None
-            warp.machine.wake(("tmem", id(cta)))
+            warp.machine.wake(("tmem", cta.number))
         warp.machine.progress()
     base, memory.granted = memory.granted, None
     assert base is not None
@@ -85,7 +85,7 @@ def dealloc(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str) 
     warp.cta.tensor.free(address, uniform(bits, b, "the column count of tcgen05.dealloc"))
     warp.machine.progress()
     for cta in the_pair(warp.cta, group):
-        warp.machine.wake(("tmem", id(cta)))
+        warp.machine.wake(("tmem", cta.number))
     return None
 
 
@@ -211,11 +211,11 @@ def _st(
         if unpack:  # the upper halves of unpacked cells are not documented: written as zero
             cta.tensor.write(lanes, columns + 1, values >> np.uint32(16), shadow >> np.uint32(16), "tcgen05.st")
         warp.machine.progress()
-        warp.machine.wake(("tcgen05.st", id(warp)))
+        warp.machine.wake(("tcgen05.st", warp.number))
 
     pending = warp.extra.setdefault("tcgen05_st", [])
     pending.append(
-        warp.machine.asynchronous.issue(AsyncOp(("tcgen05.st", id(warp)), run, warp.site(warp.group.pc), "tcgen05.st"))
+        warp.machine.asynchronous.issue(AsyncOp(("tcgen05.st", warp.number), run, warp.site(warp.group.pc), "tcgen05.st"))
     )
     return None
 
@@ -257,7 +257,7 @@ def wait_st(warp: Warp, bits: int) -> Outcome | None:
     if not whole_warp(warp, bits, "tcgen05.wait::st"):
         return Outcome.BLOCKED
     if any(not op.done for op in warp.extra.get("tcgen05_st", ())):
-        return warp.block(("tcgen05.st", id(warp)), "tcgen05.wait::st: stores are pending")
+        return warp.block(("tcgen05.st", warp.number), "tcgen05.wait::st: stores are pending")
     for op in warp.extra.pop("tcgen05_st", ()):
         warp.machine.watch.waited(op)
     return None

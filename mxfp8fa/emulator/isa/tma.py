@@ -220,7 +220,7 @@ def _queue_store(
     A thread's reads follow one another, and so do its writes; a later read need not wait for an earlier write.
     """
     m, site = warp.machine, warp.site(warp.group.pc)
-    queue = ("bulk store", id(warp), threads & -threads)
+    queue = ("bulk store", warp.number, threads & -threads)
     agent = ("bulk store", warp.cta.index, warp.index)
     data: list[np.ndarray] = []
 
@@ -234,7 +234,7 @@ def _queue_store(
             )
         data.append(values)
         m.count_bytes("shared load", values.nbytes)
-        m.wake(("bulk", id(warp)))
+        m.wake(("bulk", warp.number))
 
     def write() -> None:
         m.asynchronous.finish(reading)
@@ -243,7 +243,7 @@ def _queue_store(
         m.memory.store(addresses, size, new)
         m.count_bytes("global store", new.nbytes)
         m.progress()
-        m.wake(("bulk", id(warp)))
+        m.wake(("bulk", warp.number))
 
     reading = AsyncOp((*queue, "read"), read, site, f"{what} (read)", agent=agent)
     writing = AsyncOp((*queue, "write"), write, site, what, after=reading, agent=agent)
@@ -452,7 +452,7 @@ def wait_group(warp: Warp, bits: int, a: np.ndarray, *, read: bool = False) -> O
 
     newest = int(a[indices_of(bits)[0]])
     if _tracker(warp).unfinished(bits, newest, finished):
-        return warp.block(("bulk", id(warp)), f"cp.async.bulk.wait_group{'.read' if read else ''}: copies are pending")
+        return warp.block(("bulk", warp.number), f"cp.async.bulk.wait_group{'.read' if read else ''}: copies are pending")
     for op in _tracker(warp).due(bits, newest):
         warp.machine.watch.waited(op.after if read and op.after is not None else op)
     return None

@@ -48,7 +48,7 @@ class NamedBarrier:
     @property
     def key(self) -> Any:
         """What waiters block on."""
-        return ("barrier", id(self.cta), self.number)
+        return ("barrier", self.cta.number, self.number)
 
     def arrive(self, warp: Warp, bits: int, count: int | None, predicate: np.ndarray | None = None) -> int:
         """Threads `bits` of a warp arrive; returns the generation whose completion they wait for."""
@@ -121,7 +121,7 @@ class ClusterBarrier:
     @property
     def key(self) -> Any:
         """What waiters block on."""
-        return ("barrier.cluster", id(self.cluster))
+        return ("barrier.cluster", self.cluster.number)
 
     def arrive(self, warp: Warp, bits: int, *, relaxed: bool = False) -> None:
         """Threads arrive; each remembers the phase it arrived in."""

@@ -24,10 +24,12 @@ class CTA:
     Attributes:
         index: (x, y, z) in the grid.
         rank: rank in its cluster (%cluster_ctarank).
+        number: tells it from every other object of the launch, also from those that are gone (`id` would not).
     """
 
     def __init__(self, machine: Machine, cluster: Cluster, index: tuple[int, int, int], rank: int):
         self.machine = machine
+        self.number = machine.next_number()
         self.cluster = cluster
         self.index = index
         self.rank = rank
@@ -78,6 +80,7 @@ class Cluster:
 
     def __init__(self, machine: Machine, first: tuple[int, int, int], shape: tuple[int, int, int]):
         self.machine = machine
+        self.number = machine.next_number()
         self.shape = shape
         self.first = first
         sx, sy, sz = shape

@@ -119,7 +119,7 @@ class Machine:
                             group.timed_out = False
 
     def next_number(self) -> int:
-        """1, 2, 3, ...: tells asynchronous operations apart that need a queue of their own."""
+        """1, 2, 3, ...: tells apart warps, CTAs, clusters, and asynchronous operations that need a queue of their own."""
         self._number += 1
         return self._number
 

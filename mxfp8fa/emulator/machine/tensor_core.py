@@ -33,7 +33,7 @@ def tensor_pipe(warp: Warp, group: str) -> Hashable:
     does not promise that, but kernels rely on it.
     """
     rank = warp.cta.rank if group == "cta_group::1" else warp.cta.rank // 2 * 2
-    return ("tensor", id(warp.cta.cluster), group, rank)
+    return ("tensor", warp.cta.cluster.number, group, rank)
 
 
 def the_pair(cta: CTA, group: str) -> list[CTA]:

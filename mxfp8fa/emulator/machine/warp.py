@@ -126,6 +126,7 @@ class Warp:
         self.index = index
         self.program = program
         self.machine: Machine = cta.machine
+        self.number = self.machine.next_number()
         self.start_bits = bits
         self.live = bits
         self.regs: list[np.ndarray] = list(program.blank_registers)
@@ -258,7 +259,7 @@ class Warp:
             self.group.pc += 1
         self.cta.on_exit(self, bits)
         for group in self.groups:  # whoever waited for these threads to converge waits no longer
-            if group.wait is not None and group.wait.key == ("converge", id(self)):
+            if group.wait is not None and group.wait.key == ("converge", self.number):
                 group.wait = None
         self._choose()
         return JUMP
@@ -298,7 +299,7 @@ class Warp:
         if not missing:
             return True
         lanes = [i for i in range(WARP_LANES) if missing >> i & 1]
-        self.group.wait = Wait(("converge", id(self)), f"{what} waits for lanes {lanes} of its own warp")
+        self.group.wait = Wait(("converge", self.number), f"{what} waits for lanes {lanes} of its own warp")
         return False
 
     # -- execution ----------------------------------------------------------------------------------------------------

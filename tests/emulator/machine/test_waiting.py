@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mxfp8fa.emulator as em
+from mxfp8fa.emulator.check import Checker
 
 from .kernels import launch
 
@@ -88,3 +89,16 @@ OTHERS:
     launch(body, out, schedule=schedule)
     waits = np.arange(32) < 16 if first == "lt" else np.arange(32) >= 16
     assert (out == np.where(waits, 1, 2)).all()
+
+
+def test_the_checker_keeps_nothing_of_ctas_that_are_gone():
+    """What it knows must not pass to a CTA that merely sits where another one was."""
+    checker = Checker()
+    body = """
+ st.shared.u32 [%r2], 1;
+ bar.sync 0;
+ atom.shared.add.u32 %r9, [%r2], 1;
+ barrier.cluster.arrive.aligned;
+ barrier.cluster.wait.aligned;"""
+    launch(body, np.zeros(32, np.uint32), grid=20, trace=checker)
+    assert not checker._meetings.by_key
