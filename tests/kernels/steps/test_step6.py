@@ -33,17 +33,15 @@ def kernel():
 
 
 def test_equals_the_model_bit_for_bit(kernel, schedule, accumulate):
-    """Two tiles of queries, three of keys, both with a part of a tile."""
-    q, k, v = operands(129, 300, 64)
-    o, lse, report = check_attention(step, kernel(64), q, k, v, SCALE, accumulate=accumulate, **schedule)
+    """Three tiles of keys, the last one a part of a tile, as are the queries."""
+    q, k, v = operands(96, 300, 64)
+    o, lse, _ = check_attention(step, kernel(64), q, k, v, SCALE, accumulate=accumulate, **schedule)
     assert torch.isnan(lse).nonzero().tolist() == [[5]] and torch.isnan(o).all(0).nonzero().tolist() == [[5]]
-    assert torch.isfinite(o).sum() == 128 * 63
-    assert report.launches[0].grid == (2, 1, 1)
+    assert torch.isfinite(o).sum() == 95 * 63
 
 
-@pytest.mark.parametrize("accumulate", ["float32", "blackwell"])
-def test_head_dim_128(kernel, accumulate):
-    check_attention(step, kernel(128), *operands(33, 256, 128), SCALE, accumulate=accumulate, schedule="lazy")
+def test_head_dim_128(kernel):
+    check_attention(step, kernel(128), *operands(33, 256, 128), SCALE, accumulate="blackwell", schedule="lazy")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +49,9 @@ def test_head_dim_128(kernel, accumulate):
     [(1, 1), (1, 31), (31, 32), (32, 33), (33, 127), (127, 128), (128, 129), (6, 512), (257, 2)],
 )
 def test_lengths(kernel, seqlen_q, seqlen_k):
-    check_attention(step, kernel(64), *operands(seqlen_q, seqlen_k, 64), SCALE, schedule="random", seed=seqlen_k)
+    tensors = operands(seqlen_q, seqlen_k, 64)
+    _, _, report = check_attention(step, kernel(64), *tensors, SCALE, schedule="random", seed=seqlen_k)
+    assert report.launches[0].grid == (-(-seqlen_q // 128), 1, 1)
 
 
 def test_square_blocks(kernel):

@@ -31,8 +31,8 @@ def in_order():
 
 
 def test_equals_the_model_bit_for_bit(kernel, schedule, accumulate):
-    """Five tiles of keys: every ring comes around twice."""
-    q, k, v = operands(64, 530, 64)
+    """Four tiles of keys: every ring comes around, and every barrier's parity with it."""
+    q, k, v = operands(64, 390, 64)
     o, lse, _ = check_attention(step, kernel(64), q, k, v, SCALE, accumulate=accumulate, **schedule)
     assert torch.isnan(lse).nonzero().tolist() == [[5]] and torch.isnan(o).all(0).nonzero().tolist() == [[5]]
 
@@ -41,7 +41,7 @@ def test_head_dim_128(kernel):
     check_attention(step, kernel(128), *operands(33, 256, 128), SCALE, accumulate="blackwell", schedule="lazy")
 
 
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (33, 127), (31, 129), (130, 257), (5, 512)])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (33, 127), (31, 129), (130, 257), (5, 640)])
 def test_lengths(kernel, seqlen_q, seqlen_k):
     check_attention(step, kernel(64), *operands(seqlen_q, seqlen_k, 64), SCALE, schedule="random", seed=seqlen_k)
 
