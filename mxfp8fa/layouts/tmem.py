@@ -50,17 +50,23 @@ def row_lanes(m: int, cta_group: int) -> Index:
     return lanes[:, 0]
 
 
-def scale_cells(rows: int, *, split: bool = False) -> tuple[Index, Index]:
+def scale_cells(rows: int, *, split: bool = False, own: bool = False) -> tuple[Index, Index]:
     """Lane and column offsets of the scale factors of `rows` rows of A, or columns of B.
 
     Args:
         rows: M of this CTA for SFA; N for SFB.
         split: SFB of a pair with M = 128: each half of N lies in its own half of the lanes.
+        own: SFA of a pair with M = 128: row r is needed only where the accumulator has it, in partitions r // 32 and
+            r // 32 + 2 (inferred: cuDNN's MXFP8 backward has zeros in the other two).
 
     Returns:
-        (copies, rows) lanes and columns: every scale is needed in 4 partitions of 32 lanes (2 for a split half).
+        (copies, rows) lanes and columns: every scale is needed in 4 partitions of 32 lanes (2 for a pair with M = 128).
     """
     r = np.arange(rows, dtype=np.int64)
+    if own:
+        copies = r // PARTITION_LANES + 2 * np.arange(2, dtype=np.int64)[:, None]
+        lanes = PARTITION_LANES * copies + r % PARTITION_LANES
+        return lanes, np.broadcast_to(r // PARTITION_LANES, lanes.shape)
     half = rows // 2
     local = r % half if split else r
     first = 64 * (r // half) if split else np.zeros_like(r)

@@ -70,6 +70,15 @@ def test_split_scale_factors(n):
             assert (lanes[copy, c], columns[copy, c]) == (64 * half + 32 * copy + within % 32, within // 32)
 
 
+def test_scale_factors_of_a_pair_with_128_rows():
+    """SFA lies where the accumulator has the row: every partition sees its own rows and no others."""
+    lanes, columns = tmem.scale_cells(64, own=True)
+    _, rows_at, _ = tmem.accumulator_layout(128, 64, 2)
+    for r in range(64):
+        assert set(lanes[:, r] // 32) == set(rows_at[r] // 32)
+        assert (lanes[:, r] % 32 == r % 32).all() and (columns[:, r] == r // 32).all()
+
+
 # Bit layouts of one repeat, (thread, value bit) -> bit of a tile of rows x bits, as CUTLASS prints them (copy_traits_sm100).
 FRAGMENTS = {
     "32x32b": (32, ((32,), 32), ((32,), 1), 32),

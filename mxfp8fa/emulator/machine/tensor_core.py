@@ -157,11 +157,14 @@ def _from_tensor_container(words: np.ndarray, fmt: str) -> np.ndarray:
 
 
 def read_scales(
-    cta: CTA, address: int, rows: int, first_byte: int, count: int, split: bool, what: str
+    cta: CTA, address: int, rows: int, first_byte: int, count: int, pair: bool, what: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, count) scale bytes from tensor memory, and which rows contain poison. All copies must agree."""
+    """(rows, count) scale bytes from tensor memory, and which rows contain poison. All copies read must agree.
+
+    `pair`: of an M = 128 of two CTAs, where a partition has only some rows and columns.
+    """
     lane, column = tmem.split_address(address & 0x3FFFFFFF)  # bits 31:30 may repeat the scale id
-    lanes, columns = tmem.scale_cells(rows, split=split)
+    lanes, columns = tmem.scale_cells(rows, split=pair and what == "B", own=pair and what == "A")
     cta.machine.watch.tensor(cta, lanes + lane, columns + column, write=False)
     cells, shadow = cta.tensor.read(lanes + lane, columns + column, f"tcgen05.mma scale factors {what}")
     used = slice(first_byte, first_byte + count)
@@ -249,11 +252,10 @@ def _multiply_one(cta: CTA, p: Product, a: Operand, b: Operand, mode: str, disab
     rows_poison, columns_poison = a.poison, b.poison
     a_scale = b_scale = None
     if shape.scales:
-        split = shape.m == 128 and shape.cta_group == 2
-        a_scale, sfa_poison = read_scales(
-            cta, p.sfa, shape.m // shape.cta_group, shape.sfa_id, shape.scales, False, "A"
-        )
-        b_scale, sfb_poison = read_scales(cta, p.sfb, shape.n, shape.sfb_id, shape.scales, split, "B")
+        pair = shape.m == 128 and shape.cta_group == 2
+        rows = shape.m // shape.cta_group
+        a_scale, sfa_poison = read_scales(cta, p.sfa, rows, shape.sfa_id, shape.scales, pair, "A")
+        b_scale, sfb_poison = read_scales(cta, p.sfb, shape.n, shape.sfb_id, shape.scales, pair, "B")
         rows_poison, columns_poison = rows_poison | sfa_poison, columns_poison | sfb_poison
     cta.machine.watch.tensor(cta, lanes, columns, write=True)
     c, c_poison = _accumulator(cta, p, lanes, columns)

@@ -225,6 +225,17 @@ def test_the_first_copy_is_not_the_only_one(monkeypatch, group):
         check(MX8.change(group=group, m=128 * group))
 
 
+def test_a_pair_with_128_rows_reads_only_the_partitions_of_a_row(monkeypatch):
+    """Rows 0-31 lie in partitions 0 and 2, rows 32-63 in 1 and 3; cuDNN's MXFP8 backward leaves zeros elsewhere."""
+    pair = MX8.change(group=2, m=128)
+    spoil(monkeypatch, 1, 32 + 5, SFA_COLUMN, 0xFFFF_FFFF)
+    spoil(monkeypatch, 1, 64 + 5, SFA_COLUMN + 1, 0xFFFF_FFFF)
+    check(pair)
+    spoil(monkeypatch, 1, 64 + 5, SFA_COLUMN, 0xFFFF_FFFF)
+    with pytest.raises(em.IllegalOperation, match=r"scale factors A of row 5 differ"):
+        check(pair)
+
+
 def test_bytes_that_are_not_used_may_differ(monkeypatch):
     spoil(monkeypatch, 0, 40, SFA_COLUMN, 0xFFFF_00FF)
     check(MX8.change(sfa_id=1))
