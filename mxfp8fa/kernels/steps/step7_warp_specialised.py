@@ -265,7 +265,7 @@ def multiply(
     copy_scales(sSFQ, sf_q, 0)
     for j in cutlass.range(kv_tiles + 1, unroll=1):
         if j < kv_tiles:  # S of tile j, over P of tile j - 2
-            if j > 1:
+            if j > 1:  # the tensor core takes products in order anyway; the PTX ISA does not promise it for these two
                 events.o_full.wait(j - 2)
             events.k_full.wait(j)
             copy_scales(sSFK, sf_k, j % STAGES)

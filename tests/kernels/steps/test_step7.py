@@ -7,10 +7,12 @@ pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
 from attention_harness import check_attention, compile_attention, operands, run_attention  # noqa: E402
-from step_harness import assert_same_bits, tables_of  # noqa: E402
+from step_harness import assert_same_bits, empty, tables_of  # noqa: E402
 
 from mxfp8fa.emulator import Trace  # noqa: E402
 from mxfp8fa.emulator.host import ptx_of  # noqa: E402
+from mxfp8fa.emulator.mutate import SCHEDULES, record, run_study  # noqa: E402
+from mxfp8fa.kernels import MXOperand, compile_kernel  # noqa: E402
 from mxfp8fa.kernels.names import names_of  # noqa: E402
 from mxfp8fa.kernels.steps import step6_kv_loop, step7_warp_specialised  # noqa: E402
 from mxfp8fa.kernels.steps import step7_warp_specialised as step  # noqa: E402
@@ -88,6 +90,18 @@ def test_who_waits_for_what_is_what_the_table_says(kernel):
         assert graph["s_full" + stage][1] == softmax | {"load"}
         assert graph["o_full" + stage][1] == softmax | {"load", "mma"}
     assert graph["p_full"] == (softmax, {"mma"}) and graph["q_full"][1] == {"mma"}
+
+
+@pytest.mark.slow
+def test_every_synchronisation_mutant_is_caught():
+    """But one: QK of tile j waits for PV of tile j - 2, which it follows in the tensor core's own order anyway."""
+    q, k, v = map(MXOperand.from_mx_tensor, operands(64, 640, 64))
+    arguments = step.arguments(q, k, v, empty(64, 64), empty(64), SCALE)
+    launches = record(compile_kernel(step.warp_specialised, *arguments), *arguments)
+    study = run_study(launches, schedules=SCHEDULES[:4], wait_ld="required")
+    assert study.count("survived") == study.count("not executed") == 0
+    assert [v.mutant.change for v in study.of("equivalent")] == ["wait removed"]
+    assert study.count("caught") > 40
 
 
 def test_the_same_instructions_a_tile(kernel, in_order):
