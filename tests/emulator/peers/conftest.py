@@ -50,6 +50,15 @@ def flash_attn(quack):
     return pytest.importorskip("flash_attn.cute")
 
 
+@pytest.fixture(scope="session")
+def cudnn(quack):
+    """cudnn with its disk cache off: functions from it have no PTX."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CUDNN_FRONTEND_DISABLE_COMPILED_CACHE", "1")
+    yield pytest.importorskip("cudnn")
+    patch.undo()
+
+
 @pytest.fixture
 def peer(request):
     """A function that runs a peer under every schedule of the test, checks it and records the line of the table."""

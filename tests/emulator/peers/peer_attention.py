@@ -14,7 +14,7 @@ cost (u: roundoff of the type that P, dS and the results are stored in; F32 = 2^
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from peer_check import BF16, F32, Expected
@@ -107,7 +107,30 @@ def forward(problem: Problem) -> dict[str, Expected]:
     }
 
 
-def backward(problem: Problem, o: np.ndarray, do: np.ndarray, lse_error: float) -> dict[str, Expected]:
+@dataclass(frozen=True)
+class BlockScaled:
+    """What differs when a backward's operands are block-scaled: one quantised along D, another along the tokens.
+
+    Attributes:
+        q, k, do: the values quantised along the tokens, for dK, dQ and dV; the others are used in S and dP.
+        exact_do: dO in 16 bits, for delta.
+        p_floor: half of the smallest step of stored P.
+        ds_floor: that of stored dS, for a largest |dS| of 1.
+        delta_roundoff: of each product O * dO before it is added up.
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    do: np.ndarray
+    exact_do: np.ndarray
+    p_floor: float = 0.0
+    ds_floor: float = 0.0
+    delta_roundoff: float = 0.0
+
+
+def backward(
+    problem: Problem, o: np.ndarray, do: np.ndarray, lse_error: float, scaled: BlockScaled | None = None
+) -> dict[str, Expected]:
     """dQ, dK, dV from the stored O.
 
     Args:
@@ -115,34 +138,38 @@ def backward(problem: Problem, o: np.ndarray, do: np.ndarray, lse_error: float) 
         o: (Sq, Hq, Dv) as the forward stored it; its rounding enters delta = rowsum(dO * O).
         do: (Sq, Hq, Dv).
         lse_error: largest error of the forward's LSE.
+        scaled: second operands of a block-scaled backward.
     """
-    x, u, up, f = softmax(problem), problem.roundoff, problem.p_roundoff, F32
-    q, k, v, o, do = (problem.per_head(t) for t in (problem.q, problem.k, problem.v, o, do))
-    x = replace(x, relative=x.relative + lse_error)
-    rows, keys = x.p.shape[-2:]
-    delta = (o * do).sum(axis=-1, keepdims=True)
-    dp = do @ v.transpose(0, 2, 1)
-    ds = x.p * (dp - delta)
-    noise = (
-        (v.shape[-1] + 4) * f * (np.abs(do) @ np.abs(v).transpose(0, 2, 1) + np.abs(o * do).sum(axis=-1, keepdims=True))
+    x, u, up = softmax(problem), problem.roundoff, problem.p_roundoff
+    second = scaled or BlockScaled(problem.q, problem.k, do, do)
+    v, o, do, q_t, k_t, do_t, exact = (
+        problem.per_head(t) for t in (problem.v, o, do, second.q, second.k, second.do, second.exact_do)
     )
-    ds_error = x.p * noise + np.abs(ds) * (x.relative + 4 * f)
-    ds_worst, ds_variance = ds_error + up * np.abs(ds), ds_error**2 + up**2 / 3 * ds**2
-    p_worst, p_variance = x.p * (x.relative + up), x.p**2 * (x.relative**2 + up**2 / 3)
-    turned = (0, 2, 1)
+    relative, turned = x.relative + lse_error, (0, 2, 1)
+    rows, keys = x.p.shape[-2:]
+    dp, delta = do @ v.transpose(turned), (o * exact).sum(axis=-1, keepdims=True)
+    ds = x.p * (dp - delta)
+    delta_size = np.abs(o * exact).sum(axis=-1, keepdims=True)
+    size = np.abs(do) @ np.abs(v).transpose(turned) + delta_size
+    ds_error = x.p * ((v.shape[-1] + 4) * F32 * size + second.delta_roundoff * delta_size)
+    ds_error += np.abs(ds) * (relative + 4 * F32)
+    ds_floor = second.ds_floor * np.abs(ds).max(initial=0.0) * (ds != 0)
+    ds_worst = ds_error + up * np.abs(ds) + ds_floor
+    ds_variance = ds_error**2 + (up**2 * ds**2 + ds_floor**2) / 3
+    p_floor = second.p_floor * (x.p != 0)
+    p_worst, p_variance = x.p * (relative + up) + p_floor, x.p**2 * (relative**2 + up**2 / 3) + p_floor**2 / 3
 
     def product(left, worst, variance, right, terms, scale, gather):
         value = gather(scale * left @ right)
-        bound = gather(scale * (worst + terms * f * np.abs(left)) @ np.abs(right)) + (u + 8 * f) * np.abs(value)
+        bound = gather(scale * (worst + terms * F32 * np.abs(left)) @ np.abs(right)) + (u + 8 * F32) * np.abs(value)
         return Expected(value, bound, root(gather(scale**2 * variance @ right**2) + u**2 / 3 * value**2))
 
-    by_key = problem.per_key_head
-    terms = rows * (q.shape[0] // problem.k.shape[1])
-    scale = problem.scale
+    by_key, scale = problem.per_key_head, problem.scale
+    terms = rows * (v.shape[0] // problem.k.shape[1])
     return {
-        "dQ": product(ds, ds_worst, ds_variance, k, keys, scale, lambda t: t.transpose(1, 0, 2)),
-        "dK": product(*(t.transpose(turned) for t in (ds, ds_worst, ds_variance)), q, terms, scale, by_key),
-        "dV": product(*(t.transpose(turned) for t in (x.p, p_worst, p_variance)), do, terms, 1.0, by_key),
+        "dQ": product(ds, ds_worst, ds_variance, k_t, keys, scale, lambda t: t.transpose(1, 0, 2)),
+        "dK": product(*(t.transpose(turned) for t in (ds, ds_worst, ds_variance)), q_t, terms, scale, by_key),
+        "dV": product(*(t.transpose(turned) for t in (x.p, p_worst, p_variance)), do_t, terms, 1.0, by_key),
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from peer_attention import Problem, band, forward, softmax, stack
+from peer_blocks import pack_scales
 from peer_check import BF16, E4M3, F32, FEW, Expected, cases
 
 torch = pytest.importorskip("torch")
@@ -19,24 +20,6 @@ torch = pytest.importorskip("torch")
 TEMPLATE = "sdpa/fwd/kernels/sm100/prefill_d128_mxfp8.py"
 E4M3_IN, BF16_OUT = 0, 2  # cudnn.frost.tile_dsl.constants
 P_FLOOR = 2.0**-14  # half of E4M3's smallest step, over the bias 2^4
-
-
-@pytest.fixture(scope="session")
-def cudnn(quack):
-    """The package, with its disk cache off (functions from it have no PTX)."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("CUDNN_FRONTEND_DISABLE_COMPILED_CACHE", "1")
-    yield pytest.importorskip("cudnn")
-    patch.undo()
-
-
-def pack_scales(scale_e8m0):
-    """(B, H, R, C) scale codes in 128x4 atoms: byte (r % 32) * 16 + (r % 128 // 32) * 4 + c % 4 of atom (r // 128, c // 4)."""
-    b, h, rows, columns = scale_e8m0.shape
-    packed = np.zeros((b, h, -(-rows // 128), -(-columns // 4), 512), np.uint8)
-    r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
-    packed[:, :, r // 128, c // 4, r % 32 * 16 + r % 128 // 32 * 4 + c % 4] = scale_e8m0
-    return packed
 
 
 @dataclass(frozen=True)

@@ -70,18 +70,18 @@ DENSE = [
     Dense("causal", 384, 384, causal=True),
     Dense("d64", 256, 384, d=64),
     Dense("d64-causal", 300, 300, d=64, causal=True),
-    Dense("gqa-causal-odd", 200, 300, hq=4, hkv=2, causal=True),
-    Dense("batch-rows-without-keys", 257, 129, hq=2, hkv=1, batch=2, causal=True),
+    Dense("gqa-causal-odd", 133, 260, hq=4, hkv=2, causal=True),
+    Dense("batch-rows-without-keys", 150, 129, hq=2, hkv=1, batch=2, causal=True),
     Dense("one-query", 1, 130, hq=2, hkv=1),
     Dense("short-q", 100, 300),
     Dense("2cta", 512, 256, hq=2, hkv=2, two_cta=True, sm_count=2),
-    Dense("2cta-gqa-odd", 300, 333, hq=4, hkv=2, two_cta=True, sm_count=2),
+    Dense("2cta-gqa-odd", 270, 200, hq=2, hkv=1, two_cta=True, sm_count=2),
     Dense("fp8", 256, 384, dtype="fp8"),
     Dense("fp8-causal-gqa", 200, 256, hq=2, hkv=1, dtype="fp8", causal=True),
     Dense("fp8-2cta", 512, 256, dtype="fp8", two_cta=True, sm_count=2),
     Dense("window", 300, 300, window=(64, 32)),
     Dense("split-kv", 64, 512, splits=2),
-    Dense("clc-causal", 300, 300, hq=2, hkv=2, causal=True, clc=True, sm_count=2),
+    Dense("clc-causal", 260, 260, hq=2, hkv=2, causal=True, clc=True, sm_count=2),
     Dense("fp16", 256, 256, dtype="fp16"),
     Dense("d96", 256, 256, d=96),
     Dense("d192-128", 256, 256, d=192, dv=128),
@@ -151,7 +151,7 @@ class Ragged:
 
 RAGGED = [
     Ragged("varlen-zero-lengths", (0, 0, 200, 130, 5), (0, 100, 260, 0, 1), 2, 1),
-    Ragged("varlen-causal", (100, 0, 300), (150, 80, 300), 2, 2, causal=True),
+    Ragged("varlen-causal", (100, 0, 140), (150, 80, 140), 2, 2, causal=True),
 ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from peer_blocks import pack_scales
 from peer_check import F32, ROUNDOFF, Expected, cases
 
 torch = pytest.importorskip("torch")
@@ -122,15 +123,6 @@ def pack_codes(codes, bits):
     return np.packbits(stream, axis=-1, bitorder="little")
 
 
-def pack_scales(scale):
-    """(rows, K / block) scale codes in 128x4 atoms: (row tiles, column tiles, 32, 4, 4)."""
-    rows, columns = scale.shape
-    packed = np.zeros((-(-rows // 128), -(-columns // 4), 32, 4, 4), np.uint8)
-    r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
-    packed[r // 128, c // 4, r % 32, r % 128 // 32, c % 4] = scale
-    return packed
-
-
 def block_scaled(name, rows, k, seed, *, with_nan):
     """Random codes with random scales: the operand's parts as quack wants them, and its values in float64."""
     g = np.random.default_rng(seed)
@@ -148,7 +140,11 @@ def block_scaled(name, rows, k, seed, *, with_nan):
         scale[2, 1], factor[2, 1] = (0x7F if name == "nvfp4" else 0xFF), np.nan
     bits = 1 + sum(MINIFLOATS[ELEMENTS[name]][:2])
     storage = codes if bits == 8 else pack_codes(codes, bits)
-    return storage, pack_scales(scale), table[codes] * np.repeat(factor, block, axis=1)
+    return (
+        storage,
+        pack_scales(scale).reshape(-(-rows // 128), -1, 32, 4, 4),
+        table[codes] * np.repeat(factor, block, axis=1),
+    )
 
 
 BLOCK_SCALED = [
