@@ -154,6 +154,13 @@ def test_known_benign_findings_carry_their_reason():
     assert allowed.reason_to_allow(finding("kernel_cudnn_mxfp8_fwd", "st.shared.b8 [%r1], %rs2;", copy)) == ""
 
 
+def test_two_ctas_that_store_the_same():
+    store = "st.global.b32 [%rd131], %r174;"
+    name = "kernel_cutlass_kernel_flash_attncuteflash_bwd_preprocessFlashAttention"
+    assert "same values" in allowed.reason_to_allow(finding(name, store, store, kind="race"))
+    assert allowed.reason_to_allow(finding(name, store, "ld.global.b32 %r1, [%rd1];", kind="race")) == ""
+
+
 def test_allowed_findings_are_kept_apart(monkeypatch):
     known = allowed.Allowed("^k$", "race", "st.shared", "ld.shared", "for the test")
     monkeypatch.setattr(allowed, "ALLOWED", (known,))
