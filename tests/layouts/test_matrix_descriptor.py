@@ -81,7 +81,7 @@ def test_encode_refuses_what_has_no_code(field, value):
     ],
 )
 def test_published_vectors(d, element_bytes, mn_major, row, k, address):
-    """Computed independently of this package from CUTLASS's layouts (see the design notes of the reference material)."""
+    """Computed independently of this package, and checked against CUTLASS's layouts."""
     found = byte_addresses(d, 128, 64 * element_bytes, element_bytes, mn_major=mn_major)
     assert found[row, k] == address
 
