@@ -147,7 +147,8 @@ def e4m3(x):
 
 
 @pytest.mark.slow
-def test_one_tile_to_the_last_bit_of_p(cudnn, peer):
+@pytest.mark.parametrize("accumulate", ["float32", "blackwell"])
+def test_one_tile_to_the_last_bit_of_p(cudnn, peer, accumulate):
     """One tile of keys: the maximum is exact, so every code of P is known, but for exponents next to a tie.
 
     That leaves the rounding of O to bfloat16, fine enough to notice a single wrong scale of V.
@@ -171,4 +172,6 @@ def test_one_tile_to_the_last_bit_of_p(cudnn, peer):
         return {"O": results[0]}
 
     expected = {"O": Expected(o[None, :, None], bound[None, :, None], rms)}
-    peer("cuDNN MXFP8 forward, one tile", case.shape, run, expected, schedules=FEW, allow=[*storages, *results])
+    kernel = f"cuDNN MXFP8 forward, one tile, accumulate {accumulate}"
+    allow = [*storages, *results]
+    peer(kernel, case.shape, run, expected, schedules=FEW, allow=allow, accumulate=accumulate)

@@ -192,6 +192,21 @@ def test_descale_factors(flash_attn, peer, switches):
     peer(f"flash-attn-4 forward, {case.name}", case.shape, run, expected, schedules=("eager", "lazy", "random 0"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ["exact", "blackwell"])
+def test_other_accumulation(flash_attn, peer, switches, accumulate):
+    """The hardware's published model of a sum, and the exact sum, stay within the same bounds."""
+    switches(two_cta=False)
+    case = Dense(f"accumulate {accumulate}", 128, 256)
+
+    def run():
+        o, lse = flash_attn.flash_attn_func(*(t.cuda() for t in case.inputs()), return_lse=True)
+        return {"O": o, "LSE": lse}
+
+    kernel = f"flash-attn-4 forward, {case.name}"
+    peer(kernel, case.shape, run, case.expected(), schedules=("eager",), sm_count=1, accumulate=accumulate)
+
+
 def test_bounds_reject_a_wrong_result():
     """The bounds are tight enough to notice one key left out of one row."""
     from peer_check import compare
