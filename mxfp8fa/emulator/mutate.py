@@ -294,7 +294,8 @@ def equivalence(
         return "nobody arrives on this barrier or waits for it"
     if "wait::ld" in mutant.change:
         return "the first use of a loaded register orders the load (only under wait_ld=dependency)"
-    if not mutant.change.endswith("removed"):
+    flipped = mutant.change == "parity flipped"
+    if not flipped and not mutant.change.endswith("removed"):
         return ""
     chosen, arguments = Options(**options), []
     _restore(launches, known.inputs)
@@ -303,7 +304,15 @@ def equivalence(
             witness = Witness(mutant.pc, names, **_assumptions(chosen))
             _run(recorded, chosen, witness)
             arguments.append(witness.argument(known.benign))
-    return arguments[0] if arguments and all(arguments) else ""
+    if not arguments or not all(arguments):
+        return ""
+    if mutant.change in ("arrive removed", "expect_tx removed", "commit removed"):
+        return "no wait needs the phase that it belongs to, and nobody needs the order that it gives"
+    return (
+        f"with the other parity it never blocks, and the wait is not needed: {arguments[0]}"
+        if flipped
+        else arguments[0]
+    )
 
 
 def _plain_name(key: Any) -> str:

@@ -36,6 +36,7 @@ class Witness(Checker):
         self._ignored: dict[int, np.ndarray] = {}  # actor -> clocks that the instruction would have taught it
         self._unmuted = Meetings()  # what the instruction would have given
         self._lessons: dict[int, list[tuple[str, np.ndarray]]] = {}
+        self._issuers: dict[int, Actor] = {}
         self._edges: dict[str, int] = {}
         self.executions = 0
         self.fresh = 0
@@ -101,12 +102,20 @@ class Witness(Checker):
             log = self._lessons.setdefault(self._current.number, [])
             log.append((f"{edge} at PTX line {line}", self._current.known.vector))
 
+    def issued(self, op: Any) -> None:
+        """What a warp has asynchronous units do is ordered by what the warp knew."""
+        self._issuers[id(op)] = (
+            self._issuers.get(id(self._op), self._current) if self._op is not None else self._current
+        )
+        super().issued(op)
+
     # -- pairs that it would have ordered -----------------------------------------------------------------------------
 
     def _conflicts(self, shadow: Shadow, cells: Cells, *, write: bool, atomic: bool, **rows: Any) -> Iterator[Conflict]:
-        ignored = self._ignored.get(self._current.number)
+        source = self._current if self._op is None else self._issuers.get(id(self._op), self._current)
+        ignored = self._ignored.get(source.number)
         if ignored is not None:
-            self._name_edges(shadow, cells, self._current, ignored, write)
+            self._name_edges(shadow, cells, source, ignored, write)
         yield from super()._conflicts(shadow, cells, write=write, atomic=atomic, **rows)
 
     def _name_edges(self, shadow: Shadow, cells: Cells, actor: Actor, ignored: np.ndarray, write: bool) -> None:
@@ -133,7 +142,7 @@ class Witness(Checker):
         if self.executions and self.fresh == self.executions:
             return "it always finds a fresh barrier, so it never waits"
         if not self._edges:
-            return "no later access of its warp conflicts with one that it would order"
+            return "no later access of its warp, or of what the warp issues, conflicts with one that it would order"
         edges = sorted(self._edges, key=lambda edge: -self._edges[edge])
         more = f"; and {len(edges) - _SHOWN_EDGES} more" if len(edges) > _SHOWN_EDGES else ""
         return "also ordered by " + "; ".join(edges[:_SHOWN_EDGES]) + more
