@@ -1,8 +1,8 @@
 """nvidia-cudnn-frontend's MXFP8 forward kernels for sm_100, with another random power of two for every block.
 
 cuDNN's own launcher passes native code the addresses; here the same compiled function (`compile_prepared` of the
-kernel's template) is called with them. Q and K are scaled along D, V along the keys. The kernel stores P as
-2^4 P in E4M3 (its cast bias) with scale 1 and keeps the running maximum within 2^4 of the true one.
+kernel's template) is called with them. Q and K are scaled along D, V along the keys. P is stored in E4M3 with scale 1, by
+the d128 and d64 kernel as 2^4 P (its cast bias), by the others as P.
 """
 
 import math
@@ -11,15 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peer_attention import Problem, band, forward, softmax, stack
+from peer_attention import Problem, band, forward, polynomial_error, softmax, stack
 from peer_blocks import pack_scales
 from peer_check import BF16, E4M3, F32, FEW, Expected, cases
 
 torch = pytest.importorskip("torch")
 
-TEMPLATE = "sdpa/fwd/kernels/sm100/prefill_d128_mxfp8.py"
+TEMPLATES = "sdpa/fwd/kernels/sm100"
+D128 = "prefill_d128_mxfp8"
+# The kernels with larger heads evaluate part of exp2 with these; they require Amax_O, the largest |O|.
+EXP2 = {
+    "prefill_d192_d128_mxfp8": polynomial_error(1, 0.66578507, 0.33010703),
+    "prefill_d256_mxfp8": polynomial_error(1, 0.92249709),
+}
 E4M3_IN, BF16_OUT = 0, 2  # cudnn.frost.tile_dsl.constants
-P_FLOOR = 2.0**-14  # half of E4M3's smallest step, over the bias 2^4
+P_FLOOR = 2.0**-10  # half of E4M3's smallest step
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,12 @@ class Case:
     hq: int = 1
     hkv: int = 1
     d: int = 128
+    dv: int = 0
     batch: int = 1
     ctas: int = 1
     causal: bool = False
     template: dict = field(default_factory=dict)
+    file: str = D128
     sm_count: int = 1
 
     @property
@@ -44,13 +52,14 @@ class Case:
 
     @property
     def shape(self):
-        heads = f"H {self.hq}:{self.hkv}"
-        return f"B {self.batch} Sq {self.sq} Sk {self.sk} {heads} d {self.d} e4m3{' causal' if self.causal else ''}"
+        d = f"d {self.d}/{self.dv}" if self.dv else f"d {self.d}"
+        tail = f"H {self.hq}:{self.hkv} {d} e4m3{' causal' if self.causal else ''}"
+        return f"B {self.batch} Sq {self.sq} Sk {self.sk} {tail}"
 
-    def operand(self, seed, tokens, heads, axis):
+    def operand(self, seed, tokens, heads, d, axis):
         """Codes (B, H, tokens, D), scale codes (blocked along `axis`), and their values in float64."""
         g = np.random.default_rng(seed)
-        shape = (self.batch, heads, tokens, self.d)
+        shape = (self.batch, heads, tokens, d)
         codes = torch.from_numpy(g.normal(0, 1, shape).astype(np.float32)).to(torch.float8_e4m3fn)
         blocks = list(shape)
         blocks[axis] = -(-shape[axis] // 32)
@@ -60,16 +69,27 @@ class Case:
 
     def operands(self):
         return (
-            self.operand(0, self.sq, self.hq, 3),
-            self.operand(1, self.sk, self.hkv, 3),
-            self.operand(2, self.sk, self.hkv, 2),
+            self.operand(0, self.sq, self.hq, self.d, 3),
+            self.operand(1, self.sk, self.hkv, self.d, 3),
+            self.operand(2, self.sk, self.hkv, self.dv or self.d, 2),
         )
 
     def expected(self):
         values = [v.transpose(0, 2, 1, 3) for _, _, v in self.operands()]
         visible = band(self.sq, self.sk, None, 0 if self.causal else None, bottom=False)
-        rest = (visible, 1 / math.sqrt(self.d), E4M3, P_FLOOR)
-        return stack([forward(Problem(*(v[b] for v in values), *rest)) for b in range(self.batch)], new_axis=True)
+        rest = {
+            "visible": visible,
+            "scale": 1 / math.sqrt(self.d),
+            "p_roundoff": E4M3,
+            "p_floor": P_FLOOR / (16 if self.file == D128 else 1),
+        }
+        rest |= {"exp2": EXP2[self.file]} if self.file in EXP2 else {}
+        parts = [forward(Problem(*(v[b] for v in values), **rest)) for b in range(self.batch)]
+        results = stack(parts, new_axis=True)
+        if self.file != D128:
+            largest, bound = np.abs(results["O"].reference).max(), np.max(results["O"].bound)
+            results["amax"] = Expected(np.array([largest]), np.array([bound]))
+        return results
 
 
 CASES = [
@@ -83,6 +103,9 @@ CASES = [
     Case("2cta-odd", 300, 333, ctas=2, template={"kv_tail_mask": True}, sm_count=2),
     Case("d64-1cta", 256, 384, d=64),
     Case("d64-causal", 300, 300, d=64, causal=True, template={"window_right": 0}),
+    Case("d192-128-1cta", 256, 256, d=192, dv=128, file="prefill_d192_d128_mxfp8"),
+    Case("d192-128-2cta", 512, 256, d=192, dv=128, ctas=2, file="prefill_d192_d128_mxfp8", sm_count=2),
+    Case("d256-1cta", 256, 256, hq=2, hkv=2, d=256, file="prefill_d256_mxfp8"),
 ]
 
 
@@ -91,54 +114,68 @@ def compile_kernel(cudnn, case):
     from cudnn.frost.template_loader import load_template
     from cudnn.sdpa.fwd.config_sm100 import TemplateParams
 
-    params = TemplateParams(
-        dtype_qkv=E4M3_IN, dtype_o=BF16_OUT, cta_mma=case.ctas, d_flavor=case.d, exp2_fma_split=True, emit_amax_o=False,
-        **case.template,
-    )  # fmt: skip
-    module = load_template(str(Path(cudnn.__file__).parent / TEMPLATE), params, "peer")
-    return module.compile_prepared(has_amax=False)
+    has_amax = case.file != D128
+    fields = {"dtype_qkv": E4M3_IN, "dtype_o": BF16_OUT, "cta_mma": case.ctas, "d_flavor": case.d}
+    params = TemplateParams(**fields, exp2_fma_split=True, emit_amax_o=has_amax, **case.template)
+    module = load_template(str(Path(cudnn.__file__).parent / TEMPLATES / f"{case.file}.py"), params, "peer")
+    return module.compile_prepared(has_amax=has_amax)
 
 
-def launch(function, case, storages, o, lse):
-    """Call it with addresses, in the order of cudnn.sdpa.fwd.kernels._mxfp8_host.host."""
-    q, k, v, sfq, sfk, sfv = storages
-    at = [t.data_ptr() for t in (q, k, v, o, lse)]
-    strides = [tuple(t.stride()[:3]) for t in (q, k, v, o, lse)]
-    q_tiles, k_tiles = -(-case.sq // 128), -(-case.sk // 128)
-    scale = math.log2(math.e) / math.sqrt(case.d)
-    no_sinks, no_lengths, no_descriptors = 0, 0, 0
-    size = (case.batch, case.hq, case.hkv, case.sq, case.sk, 0)
-    ragged_and_paged = (0, 0, None, None, None, None, None, None, (0, 0), None, 0)
-    scales = (sfq.data_ptr(), sfk.data_ptr(), sfv.data_ptr(), (q_tiles, k_tiles, k_tiles))
-    no_amax_and_no_gate = (0, None, None, None, (0, 0, 0))
-    function(
-        *at, no_sinks, no_lengths, no_descriptors, size, *strides, 0, scale, *ragged_and_paged, *scales,
-        *no_amax_and_no_gate, stream=0,
-    )  # fmt: skip
+@dataclass
+class Tensors:
+    """Inputs (Q K V in BSHD, their packed scales) and results of one launch."""
 
+    inputs: list[torch.Tensor]
+    results: dict[str, torch.Tensor]
 
-def tensors(case):
-    """(Q K V in BSHD, their packed scales), and (O, LSE)."""
-    (q, sfq, _), (k, sfk, _), (v, sfv, _) = case.operands()
-    storages = [t.transpose(1, 2).contiguous().view(torch.uint8) for t in (q, k, v)]
-    storages += [torch.from_numpy(pack_scales(s)) for s in (sfq, sfk, sfv.transpose(0, 1, 3, 2))]
-    o = torch.empty(case.batch, case.sq, case.hq, case.d, dtype=torch.bfloat16)
-    return storages, (o, torch.empty(case.batch, case.hq, case.sq))
+    @classmethod
+    def of(cls, case):
+        operands = case.operands()
+        inputs = [codes.transpose(1, 2).contiguous().view(torch.uint8) for codes, _, _ in operands]
+        sfq, sfk, sfv = (scale for _, scale, _ in operands)
+        tiles = pack_scales(sfv.transpose(0, 1, 3, 2))  # (B, H, tiles of D, tiles of keys, 512); tiles of D lie outside
+        inputs += [torch.from_numpy(pack_scales(s)) for s in (sfq, sfk)]
+        inputs.append(torch.from_numpy(np.ascontiguousarray(tiles.transpose(2, 0, 1, 3, 4))))
+        o = torch.empty(case.batch, case.sq, case.hq, case.dv or case.d, dtype=torch.bfloat16)
+        results = {"O": o, "LSE": torch.empty(case.batch, case.hq, case.sq)}
+        return cls(inputs, results | ({} if case.file == D128 else {"amax": torch.empty(1)}))
+
+    @property
+    def all(self):
+        return [*self.inputs, *self.results.values()]
+
+    def launch(self, function, case):
+        """Call it with addresses, in the order of cudnn.sdpa.fwd.kernels._mxfp8_host.host; results start as NaN."""
+        for result in self.results.values():
+            result.fill_(math.nan)
+        q, k, v, *scales = self.inputs
+        views = (q, k, v, self.results["O"], self.results["LSE"])
+        q_tiles, k_tiles = -(-case.sq // 128), -(-case.sk // 128)
+        scale = math.log2(math.e) / math.sqrt(case.d)
+        no_sinks, no_lengths, no_descriptors = 0, 0, 0
+        size = (case.batch, case.hq, case.hkv, case.sq, case.sk, 0)
+        ragged_and_paged = (0, 0, None, None, None, None, None, None, (0, 0), None, 0)
+        amax = self.results["amax"].data_ptr() if "amax" in self.results else 0
+        no_gate = (None, None, None, (0, 0, 0))
+        function(
+            *(t.data_ptr() for t in views), no_sinks, no_lengths, no_descriptors, size,
+            *(tuple(t.stride()[:3]) for t in views), 0, scale, *ragged_and_paged, *(t.data_ptr() for t in scales),
+            (q_tiles, k_tiles, k_tiles), amax, *no_gate, stream=0,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "schedules"), cases(CASES, small=[0]))
 def test_mxfp8_forward(cudnn, peer, case, schedules):
-    storages, (o, lse) = tensors(case)
+    tensors = Tensors.of(case)
 
     def run():
-        function = compile_kernel(cudnn, case)
-        o.fill_(math.nan), lse.fill_(math.nan)
-        launch(function, case, storages, o, lse)
-        return {"O": o, "LSE": lse}
+        tensors.launch(compile_kernel(cudnn, case), case)
+        return tensors.results
 
-    options = {"sm_count": case.sm_count, "allow": [*storages, o, lse]}
-    line = peer(f"cuDNN MXFP8 forward, {case.name}", case.shape, run, case.expected(), schedules=schedules, **options)
-    assert line["launches"][0]["cluster"][0] == case.ctas
+    kernel = f"cuDNN MXFP8 forward, {case.name}"
+    options = {"sm_count": case.sm_count, "allow": tensors.all}
+    line = peer(kernel, case.shape, run, case.expected(), schedules=schedules, **options)
+    assert line["launches"][-1]["cluster"][0] == case.ctas
 
 
 def e4m3(x):
@@ -165,13 +202,12 @@ def test_one_tile_to_the_last_bit_of_p(cudnn, peer, accumulate):
     bound += BF16 * np.abs(o) + (x.p[0] * x.relative[0]).sum(axis=-1, keepdims=True) * np.abs(o)
     rms = float(np.sqrt(np.mean(BF16**2 / 3 * o**2 + (bound - BF16 * np.abs(o)) ** 2)))
 
-    storages, results = tensors(case)
+    tensors = Tensors.of(case)
 
     def run():
-        launch(compile_kernel(cudnn, case), case, storages, *results)
-        return {"O": results[0]}
+        tensors.launch(compile_kernel(cudnn, case), case)
+        return {"O": tensors.results["O"]}
 
     expected = {"O": Expected(o[None, :, None], bound[None, :, None], rms)}
     kernel = f"cuDNN MXFP8 forward, one tile, accumulate {accumulate}"
-    allow = [*storages, *results]
-    peer(kernel, case.shape, run, expected, schedules=FEW, allow=allow, accumulate=accumulate)
+    peer(kernel, case.shape, run, expected, schedules=FEW, allow=tensors.all, accumulate=accumulate)
