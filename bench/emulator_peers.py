@@ -23,7 +23,7 @@ PACKAGES = ("quack-kernels", "flash-attn-4", "nvidia-cudnn-frontend", "nvidia-cu
 HEAD = """# Other people's kernels in the emulator
 
 Emulated, {date}: {cpu}; Python {python}, {packages}.
-`OMP_NUM_THREADS=1 python bench/emulator_peers.py --write bench/results/emulator_peers.md`, {minutes:.0f} min with
+`OMP_NUM_THREADS=1 python bench/emulator_peers.py --write bench/results/emulator_peers.md{arguments}`, {minutes:.0f} min with
 load average {load:.1f} (other work ran beside it: take the seconds as upper limits).
 
 Every kernel is the package's own, unmodified, compiled for sm_100a and run on CPU tensors; every row is one call (all
@@ -82,11 +82,12 @@ def row(line: dict[str, Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def text(recorder: Recorder, minutes: float) -> str:
+def text(recorder: Recorder, minutes: float, for_pytest: list[str]) -> str:
     """The whole file."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     head = HEAD.format(
         date=datetime.date.today(), cpu=cpu_name(), python=platform.python_version(), packages=packages, minutes=minutes,
+        arguments="".join(f" {a}" for a in for_pytest),
         load=os.getloadavg()[2],
     )  # fmt: skip
     rows = [row(line) for _, line in sorted(recorder.rows.items())]
@@ -105,7 +106,7 @@ def main() -> int:
     arguments, for_pytest = parser.parse_known_args()
     recorder, start = Recorder(), time.perf_counter()
     status = pytest.main(["-q", "-W", "ignore", "--tb=short", *(for_pytest or [str(TESTS)])], plugins=[recorder])
-    table = text(recorder, (time.perf_counter() - start) / 60)
+    table = text(recorder, (time.perf_counter() - start) / 60, for_pytest)
     print(table)
     if arguments.write and status == pytest.ExitCode.OK:
         arguments.write.write_text(table)
