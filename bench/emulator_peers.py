@@ -105,7 +105,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="also write the table to this file")
     arguments, for_pytest = parser.parse_known_args()
     recorder, start = Recorder(), time.perf_counter()
-    status = pytest.main(["-q", "-W", "ignore", "--tb=short", *(for_pytest or [str(TESTS)])], plugins=[recorder])
+    paths = [] if any(Path(a.split("::")[0]).exists() for a in for_pytest) else [str(TESTS)]
+    status = pytest.main(["-q", "-W", "ignore", "--tb=short", *for_pytest, *paths], plugins=[recorder])
     table = text(recorder, (time.perf_counter() - start) / 60, for_pytest)
     print(table)
     if arguments.write and status == pytest.ExitCode.OK:
