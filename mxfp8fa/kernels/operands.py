@@ -50,7 +50,7 @@ class MXOperand:
             raise ValueError(
                 f"codes is {self.codes.dtype} {tuple(self.codes.shape)}; allowed: torch.uint8 of rank 2, 3 or 4"
             )
-        expected = _packed_shapes(self.shape, self.axes, self.cu_seqlens)
+        expected = packed_shapes(self.shape, self.axes, self.cu_seqlens)
         if set(self.scales) != set(expected):
             raise ValueError(
                 f"scales has rows {sorted(self.scales)}; blocks along axes {self.axes} need {sorted(expected)}"
@@ -84,7 +84,7 @@ class MXOperand:
     def from_mx_tensor(x: MXTensor) -> MXOperand:
         """The same tensor in torch; codes share their memory with `x` and keep its strides."""
         lengths = None if x.cu_seqlens is None else torch.from_numpy(x.cu_seqlens.copy())
-        rows = _packed_shapes(x.shape, x.axes, lengths)
+        rows = packed_shapes(x.shape, x.axes, lengths)
         scales = {r: torch.from_numpy(pack_scales(x, rows=r)) for r in rows}
         return MXOperand(torch.from_numpy(x.codes), scales, x.axes, x.fmt, lengths)
 
@@ -96,16 +96,19 @@ class MXOperand:
         return MXTensor(self.codes.cpu().numpy(), scale, self.fmt, self.axes, lengths)
 
 
-def _packed_shapes(
+def packed_shapes(
     shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlens: torch.Tensor | None
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the packed scales, by orientation.
 
     Raises:
-        ValueError: blocks along another axis than tokens and the last one, or a rank that does not fit `cu_seqlens`.
+        ValueError: a rank that `pack_scales` does not list or that does not fit `cu_seqlens`, or blocks along another
+            axis than tokens and the last one.
     """
     if (len(shape) == 3) != (cu_seqlens is not None):
         raise ValueError(f"shape {shape}: rank 3 is packed sequences and needs cu_seqlens; ranks 2 and 4 have none")
+    if len(shape) not in _TOKEN_AXIS:
+        raise ValueError(f"shape {shape} has rank {len(shape)}; allowed: (S, D), (B, S, H, D), (T, H, D) with cu_seqlens")
     token, last = _TOKEN_AXIS[len(shape)], len(shape) - 1
     if not axes or not set(axes) <= {token, last}:
         raise ValueError(f"axes = {axes}; allowed for shape {shape}: {token}, {last} or both")

@@ -82,11 +82,11 @@ def pack_scales(x: MXTensor, *, rows: str = "tokens") -> NDArray[np.uint8]:
     """
     if not isinstance(x, MXTensor):
         raise ValueError(f"x is a {type(x).__name__}; allowed: an MXTensor (pack_atoms packs plain scale matrices)")
-    row_axis, k_axis = _matrix_axes(x.codes.shape, x.axes, x.cu_seqlens, rows)
+    row_axis, k_axis = matrix_axes(x.codes.shape, x.axes, x.cu_seqlens, rows)
     scale = x.scale_of_rows(row_axis) if row_axis in x.axes else x.scale_e8m0
-    matrix = scale.transpose(_batch_first(row_axis, k_axis, scale.ndim))
+    matrix = scale.transpose(batch_first(row_axis, k_axis, scale.ndim))
     if x.cu_seqlens is not None:
-        matrix = _scatter(matrix, *_token_slots(x.cu_seqlens, rows))
+        matrix = _scatter(matrix, *token_slots(x.cu_seqlens, rows))
     return pack_atoms(matrix)
 
 
@@ -107,14 +107,14 @@ def unpack_scales(
     """
     axes = normalize_axes(axes, len(shape))
     lengths = normalize_cu_seqlens(cu_seqlens, shape)
-    row_axis, k_axis = _matrix_axes(shape, axes, lengths, rows)
+    row_axis, k_axis = matrix_axes(shape, axes, lengths, rows)
     per_row = list(scale_shape(shape, (k_axis,), lengths))
-    order = _batch_first(row_axis, k_axis, len(shape))
+    order = batch_first(row_axis, k_axis, len(shape))
     expected = tuple(per_row[axis] for axis in order)
     if lengths is None:
         matrix = _unpack_checked(packed, expected)
     else:
-        side, index, size = _token_slots(lengths, rows)
+        side, index, size = token_slots(lengths, rows)
         padded = list(expected)
         padded[side] = size
         matrix = np.take(_unpack_checked(packed, tuple(padded)), index, axis=side)
@@ -130,7 +130,7 @@ def _check_uint8(name: str, array: NDArray, rank: int) -> None:
         raise ValueError(f"{name} is {given}; allowed: a uint8 array of rank {rank} or more")
 
 
-def _matrix_axes(
+def matrix_axes(
     shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlens: NDArray[np.int32] | None, rows: str
 ) -> tuple[int, int]:
     """Axes of the data that become the rows and the contracted dimension of the operand."""
@@ -151,12 +151,12 @@ def _matrix_axes(
     return row_axis, k_axis
 
 
-def _batch_first(row_axis: int, k_axis: int, rank: int) -> tuple[int, ...]:
+def batch_first(row_axis: int, k_axis: int, rank: int) -> tuple[int, ...]:
     """Order of axes that puts the matrix last and everything else, in order, first."""
     return (*(axis for axis in range(rank) if axis not in (row_axis, k_axis)), row_axis, k_axis)
 
 
-def _token_slots(cu_seqlens: NDArray[np.int32], rows: str) -> tuple[int, NDArray[np.int64], int]:
+def token_slots(cu_seqlens: NDArray[np.int32], rows: str) -> tuple[int, NDArray[np.int64], int]:
     """Where packed tokens go: matrix axis (-2 rows, -1 columns), slot of every row or block, number of slots."""
     tiles = int(cu_tiles(cu_seqlens)[-1])
     if rows == "tokens":

@@ -81,7 +81,7 @@ def quantize(
     positive = normalize_axes(axes, array.ndim)
     lengths = normalize_cu_seqlens(cu_seqlens, array.shape)
     if tail == "error":
-        _check_whole_blocks(array.shape, positive, lengths)
+        check_whole_blocks(array.shape, positive, lengths)
     codes = np.empty(array.shape, np.uint8)
     scale = np.empty(scale_shape(array.shape, positive, lengths), np.uint8)
     work = _Work(min(CHUNK, array.size), element)
@@ -92,7 +92,12 @@ def quantize(
     return MXTensor(codes, scale, element.name, positive, lengths)
 
 
-def _check_whole_blocks(shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlens: NDArray[np.int32] | None) -> None:
+def check_whole_blocks(shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlens: NDArray[np.int32] | None) -> None:
+    """Refuse blocked lengths, of axes or of sequences, that are not multiples of 32.
+
+    Raises:
+        ValueError: the first such length.
+    """
     for axis in axes:
         if axis == 0 and cu_seqlens is not None:
             lengths = np.diff(cu_seqlens)

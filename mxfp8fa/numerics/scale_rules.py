@@ -44,14 +44,8 @@ def scale_codes(amax: ArrayLike, fmt: str | Format = "e4m3", rule: str = "rceil"
 
 
 def scale_codes_of_bits(amax_bits: NDArray[np.int32], fmt: Format, rule: str) -> NDArray[np.uint8]:
-    """Scale codes from the float32 bit patterns of amax.
-
-    Every rule adds its own amount to the bit pattern so that a carry out of the mantissa bumps the exponent field:
-    nothing (floor), just less than one (ceil), half a unit of the element's last place (even), a quarter (rceil).
-    """
-    check_rule(rule)
-    one = 1 << FLOAT32_MANTISSA_BITS
-    carry = {"floor": 0, "ceil": one - 1, "even": one >> (fmt.mantissa_bits + 1), "rceil": one // 4 - 1}[rule]
+    """Scale codes from the float32 bit patterns of amax."""
+    carry = carry_of_rule(rule, fmt)
     # NaN and infinities overflow here, harmlessly; they are told apart afterwards. Nothing else exceeds code 247: the
     # clamp at 254 is the format's, float32 never needs it.
     codes = np.add(amax_bits, np.int32(carry))
@@ -60,6 +54,19 @@ def scale_codes_of_bits(amax_bits: NDArray[np.int32], fmt: Format, rule: str) ->
     np.maximum(codes, np.int32(0), out=codes)
     np.copyto(codes, np.int32(SCALE_NAN), where=amax_bits >= FLOAT32_INF_BITS)
     return codes.astype(np.uint8)
+
+
+def carry_of_rule(rule: str, fmt: Format) -> int:
+    """What a rule adds to the bit pattern of amax, so that a carry out of the mantissa bumps the exponent field.
+
+    Nothing (floor), just less than one (ceil), half a unit of the element's last place (even), a quarter (rceil).
+
+    Raises:
+        ValueError: unknown rule.
+    """
+    check_rule(rule)
+    one = 1 << FLOAT32_MANTISSA_BITS
+    return {"floor": 0, "ceil": one - 1, "even": one >> (fmt.mantissa_bits + 1), "rceil": one // 4 - 1}[rule]
 
 
 def check_rule(rule: str) -> None:
