@@ -1,0 +1,1 @@
+"""MXFP8 attention, backward: preprocess, main, postprocess."""

@@ -1,0 +1,62 @@
+"""After the main kernel: dQ from the workspace, in order, scaled, in the caller's dtype.
+
+The workspace has the order in which the main kernel's reduction writes (`reduce.py`): a tile of 128 queries is four
+parts of 32 queries, one a warp, and in each 16 bytes of every query stand side by side:
+
+    element (query, d) of a tile:   [query // 32][d // V][query % 32][d % V]     V = 4 with FP32, 8 with FP16
+
+A thread reads the pieces of its query: 32 lanes read 512 contiguous bytes.
+"""
+
+import cutlass
+from cutlass import cute
+
+TILE_M = 128
+THREADS = 128
+
+
+@cute.jit
+def postprocess(mWork: cute.Tensor, mdQ: cute.Tensor, unscale: cutlass.Float32, softmax_scale: cutlass.Float32) -> None:
+    """Launch a CTA per tile of queries, query head and batch.
+
+    Args:
+        mWork: (B, Hq, tiles, 128 * D) FP32 or FP16: the sums.
+        mdQ: (B, Sq, Hq, D) FP32, BF16 or FP16, out.
+        unscale: 1 over the static factor under which FP16 sums stand; 1 with FP32.
+        softmax_scale: factor on dQ.
+    """
+    batch, _, heads, _ = mdQ.shape
+    postprocess_kernel(mWork, mdQ, unscale, softmax_scale).launch(
+        grid=(cute.size(mWork, mode=[2]), heads, batch), block=(THREADS, 1, 1)
+    )
+
+
+@cute.kernel
+def postprocess_kernel(
+    mWork: cute.Tensor, mdQ: cute.Tensor, unscale: cutlass.Float32, softmax_scale: cutlass.Float32
+) -> None:
+    """One CTA: 128 queries of one head."""
+    thread, _, _ = cute.arch.thread_idx()
+    tile, head, batch = cute.arch.block_idx()
+    query, head_dim = tile * TILE_M + thread, cute.size(mdQ, mode=[3])
+    if query < cute.size(mdQ, mode=[1]):
+        gRow = row_of_workspace(mWork[batch, head, tile, None], head_dim, thread)
+        stored = cute.make_rmem_tensor(gRow.shape, mWork.element_type)
+        cute.autovec_copy(gRow, stored)
+        row = stored.load().to(cutlass.Float32)
+        if cutlass.const_expr(mWork.element_type is not cutlass.Float32):
+            row = row * unscale
+        out = cute.make_rmem_tensor(gRow.shape, mdQ.element_type)
+        out.store((row * softmax_scale).to(mdQ.element_type))
+        cute.autovec_copy(cute.make_tensor(out.iterator, cute.make_layout(head_dim)), mdQ[batch, query, head, None])
+
+
+postprocess_kernel.set_name_prefix("backward_postprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+def row_of_workspace(gTile: cute.Tensor, head_dim: int, row: cutlass.Int32) -> cute.Tensor:
+    """(V, D / V): the elements of one query, `row` of 128."""
+    vector = 128 // gTile.element_type.width
+    part = row // 32 * (32 * head_dim) + row % 32 * vector
+    pieces = cute.make_layout((vector, head_dim // vector), stride=(1, 32 * vector))
+    return cute.make_tensor((gTile.iterator + part).align(16), pieces)
