@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mxfp8fa.numerics.formats import as_array
 from mxfp8fa.numerics.mx_tensor import BLOCK
 
 TILE_TOKENS = 128
@@ -52,7 +53,7 @@ def block_starts(cu_seqlens: ArrayLike) -> NDArray[np.int64]:
 
 
 def _cumulative(values: ArrayLike) -> NDArray[np.int64]:
-    array = np.asarray(values)
+    array = as_array(values, "cu_seqlens")
     if array.ndim != 1 or array.size < 1 or array.dtype.kind not in "iu":
         raise ValueError(
             f"cu_seqlens has shape {array.shape} and dtype {array.dtype}; allowed: a non-empty 1-D integer array"

@@ -9,6 +9,7 @@ would be NaN and, times padded zero data, still NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import TypeVar
 
@@ -105,6 +106,8 @@ def unpack_scales(
     Raises:
         ValueError: a shape, axes or `packed` that do not belong together, or square blocks whose rows disagree.
     """
+    if not isinstance(shape, Sequence):
+        raise ValueError(f"shape = {shape!r}; allowed: a tuple of lengths")
     axes = normalize_axes(axes, len(shape))
     lengths = normalize_cu_seqlens(cu_seqlens, shape)
     row_axis, k_axis = matrix_axes(shape, axes, lengths, rows)

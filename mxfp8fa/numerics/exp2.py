@@ -76,8 +76,11 @@ def exp2(x: ArrayLike, *, out: NDArray[np.float32] | None = None) -> NDArray[np.
     values = to_float32(x)
     if out is None:
         out = np.empty(values.shape, np.float32)
-    elif out.shape != values.shape or out.dtype != np.float32:
-        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; allowed: {values.shape}, float32")
+    elif not isinstance(out, np.ndarray):
+        raise ValueError(f"out is a {type(out).__name__}; allowed: an array")
+    elif out.shape != values.shape or out.dtype != np.float32 or not out.flags.writeable:
+        kind = "" if out.flags.writeable else "read-only "
+        raise ValueError(f"out is {kind}{out.dtype} {out.shape}; allowed: writable float32 {values.shape}")
     source = np.ascontiguousarray(values).reshape(-1)
     target = out.reshape(-1) if out.flags.c_contiguous else np.empty(source.size, np.float32)
     work = _Work(min(_CHUNK, source.size))

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxfp8fa.numerics.formats import as_array
+
 _DROPPED_BITS = np.int64((1 << 29) - 1)  # float64 mantissa bits that float32 does not have
 _HALFWAY = np.int64(1 << 28)
 _FLOAT32_MIN_NORMAL = 2.0**-126
@@ -24,7 +26,7 @@ def fma(a: Any, b: Any, c: Any) -> NDArray[np.float32]:
         b: the same.
         c: the same.
     """
-    a, b, c = (np.asarray(x, np.float32) for x in (a, b, c))
+    a, b, c = (as_array(x, dtype=np.float32) for x in (a, b, c))
     with np.errstate(all="ignore"):
         addend = c.astype(np.float64)
         product = np.multiply(a, b, dtype=np.float64)

@@ -20,9 +20,11 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from numbers import Real
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 FLOAT32_BIAS = 127
 FLOAT32_MANTISSA_BITS = 23
@@ -169,6 +171,8 @@ def encode_scalar(value: float, fmt: str | Format, *, saturate: bool = True, rou
         ValueError: as for `encode`.
     """
     fmt = _checked_format(fmt, saturate, rounding)
+    if not isinstance(value, Real):
+        raise ValueError(f"value = {value!r}; allowed: a real number")
     if math.isnan(value):
         return fmt.max_code if fmt.nan_code is None else fmt.nan_code
     values = _exact_values(fmt)
@@ -214,6 +218,17 @@ def _checked_format(fmt: str | Format, saturate: bool, rounding: str) -> Format:
     return fmt
 
 
+def as_array(x: Any, name: str = "x", dtype: DTypeLike | None = None) -> NDArray[Any]:
+    """`np.asarray`, but for masked arrays, whose mask it would drop in silence.
+
+    Raises:
+        ValueError: a masked array, or what makes no array.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array; masks mean nothing here: pass its .filled(value) or .data")
+    return np.asarray(x, dtype)
+
+
 def to_float32(x: ArrayLike) -> NDArray[np.float32]:
     """`x` as float32 without any rounding: float32 as it is, float16 and bfloat16 widened.
 
@@ -222,7 +237,7 @@ def to_float32(x: ArrayLike) -> NDArray[np.float32]:
     Raises:
         ValueError: any other dtype. Narrowing is left to the caller, who knows how to round.
     """
-    array = np.asarray(x)
+    array = as_array(x)
     if array.dtype == np.float32:
         return array
     if array.dtype == np.float16:
@@ -230,6 +245,27 @@ def to_float32(x: ArrayLike) -> NDArray[np.float32]:
     if array.dtype.name == "bfloat16":
         return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     raise ValueError(f"dtype = {array.dtype}; allowed: float32, float16, bfloat16")
+
+
+def round_values(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Float32 or float64 values rounded once, to nearest even, to the values that `dtype` has; the array's dtype stays.
+
+    Args:
+        x: any shape.
+        dtype: "float32", "float16" or "bfloat16"; magnitudes beyond their largest values become infinity.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"dtype = {dtype!r}; allowed: float32, float16, bfloat16")
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if dtype != "bfloat16":
+            return x.astype(dtype).astype(x.dtype)
+        values = _float64_to_odd_float32(x) if x.dtype == np.float64 else to_float32(x)
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) & np.uint32(0xFFFF0000)
+        return np.where(np.isnan(values), values, rounded.view(np.float32)).astype(x.dtype)
 
 
 def _float64_to_odd_float32(x: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -270,7 +306,7 @@ def encode(
             a rounding the format does not have, or a dtype that is not one of the four.
     """
     fmt = _checked_format(fmt, saturate, rounding)
-    array = np.asarray(x)
+    array = as_array(x)
     values = _float64_to_odd_float32(array) if array.dtype == np.float64 else to_float32(array)
     codes = np.empty(array.shape, np.uint8)
     flat_bits = np.ascontiguousarray(values).reshape(-1).view(np.int32)
@@ -374,7 +410,7 @@ def decode(codes: ArrayLike, fmt: str | Format) -> NDArray[np.float32]:
         ValueError: unknown or wider format, codes that are not uint8, or a code that does not fit the format.
     """
     fmt = _byte_format(fmt)
-    array = np.asarray(codes)
+    array = as_array(codes, "codes")
     if array.dtype != np.uint8:
         raise ValueError(f"codes have dtype {array.dtype}; allowed: uint8")
     if fmt.bits < 8 and array.size and array.max() >> fmt.bits:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mxfp8fa.numerics.formats import decode
+from mxfp8fa.numerics.formats import decode, round_values
 from mxfp8fa.numerics.operands import (
     SERVES,
     Blocks,
@@ -95,10 +95,10 @@ def attention_mxfp8(
         on_tile: called after every step of the key loop, for looking inside.
 
     Returns:
-        O, float32 (float64 under accumulate="exact") in the shape of q, and lse, float32, (B, Hq, Sq) or (Hq, Tq),
-        natural log. A query that sees no key has O = 0 and lse = -inf. A NaN (or scale code 0xFF) in Q gives NaN in
-        the rows of its block; in K in every row that sees one of its keys; in V in every row of each query tile that
-        visits its key tile (0 * NaN), in the columns of its block.
+        O, float32 (float64 under accumulate="exact") in the shape of q, its values rounded to options.out_dtype; and
+        lse, float32, (B, Hq, Sq) or (Hq, Tq), natural log. A query that sees no key has O = 0 and lse = -inf. A NaN
+        (or scale code 0xFF) in Q gives NaN in the rows of its block; in K in every row that sees one of its keys; in V
+        in every row of each query tile that visits its key tile (0 * NaN), in the columns of its block.
 
     Raises:
         ValueError: shapes, dtypes, blocks, offsets or softmax_scale that are not allowed, or head_dim not a multiple of
@@ -121,6 +121,8 @@ def attention_mxfp8(
                     o_head, lse_head = _attend_head(tile, options, on_tile)
                     o[sequence.q_tokens, head], lse[head, sequence.q_tokens] = o_head, lse_head
         lse += inputs.lse_shift
+    if options.out_dtype != "auto":
+        o = round_values(o, options.out_dtype)
     return problem.unflatten(o, "q"), problem.unflatten_lse(lse)
 
 

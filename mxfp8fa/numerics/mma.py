@@ -24,7 +24,7 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mxfp8fa.numerics.formats import E8M0, FORMATS, TF32, Format, decode, get_format, to_float32
+from mxfp8fa.numerics.formats import E8M0, FORMATS, TF32, Format, as_array, decode, get_format, to_float32
 from mxfp8fa.numerics.mx_tensor import BLOCK, MXTensor
 from mxfp8fa.numerics.tensor_core import TensorCoreOperand, tensor_core_step
 
@@ -192,7 +192,7 @@ def _accumulator(c: ArrayLike | None, shape: tuple[int, int]) -> NDArray[np.floa
     """C as a new float32 array."""
     if c is None:
         return np.zeros(shape, np.float32)
-    array = np.asarray(c)
+    array = as_array(c, "c")
     if array.dtype != np.float32 or array.shape != shape:
         raise ValueError(f"c is {array.dtype} {array.shape}; allowed: float32 {shape}")
     return array.copy()

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mxfp8fa.numerics.formats import E8M0, Format, decode, get_format
+from mxfp8fa.numerics.formats import E8M0, Format, as_array, decode, get_format
 
 BLOCK = 32  # OCP MX v1.0, section 5.2: k = 32 for every MX format
 ELEMENT_FORMATS = ("e4m3", "e5m2")
@@ -47,8 +49,9 @@ class MXTensor:
     def __post_init__(self) -> None:
         for name in ("codes", "scale_e8m0"):
             array = getattr(self, name)
-            if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
-                given = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+            if not plain or array.dtype != np.uint8:
+                given = array.dtype if plain else type(array).__name__
                 raise ValueError(f"{name} is {given}; allowed: a uint8 array")
         object.__setattr__(self, "fmt", element_format(self.fmt).name)
         object.__setattr__(self, "axes", normalize_axes(self.axes, self.codes.ndim))
@@ -65,6 +68,13 @@ class MXTensor:
         """Shape of the data."""
         return self.codes.shape
 
+    @cached_property
+    def cu_blocks(self) -> NDArray[np.int64]:
+        """First row of `scale_e8m0` of every sequence, and the number of rows, when axis 0 is blocked: (sequences + 1,)."""
+        if self.cu_seqlens is None or 0 not in self.axes:
+            raise ValueError(f"cu_seqlens = {self.cu_seqlens}, axes = {self.axes}: only packed sequences have cu_blocks")
+        return np.concatenate([[0], np.cumsum(-(-np.diff(self.cu_seqlens) // BLOCK))])
+
     def dequantize(self, dtype: DTypeLike = np.float32) -> NDArray:
         """The values, scale times element.
 
@@ -74,7 +84,10 @@ class MXTensor:
         Raises:
             ValueError: dtype is neither float32 nor float64.
         """
-        dtype = np.dtype(dtype)
+        try:
+            dtype = np.dtype(dtype)
+        except TypeError:  # no dtype at all
+            raise ValueError(f"dtype = {dtype!r}; allowed: float32, float64") from None
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype = {dtype}; allowed: float32, float64")
         values = decode(self.codes, self.fmt).astype(dtype, copy=False)
@@ -94,23 +107,27 @@ class MXTensor:
             ValueError: `axis` is not blocked.
         """
         given, rank = axis, self.codes.ndim
-        axis = axis + rank if axis < 0 else axis
+        axis = axis + rank if isinstance(axis, Integral) and axis < 0 else axis
         if axis not in self.axes:
             raise ValueError(f"axis = {given} is not blocked; allowed: {self.axes}")
         bounds = [0, self.shape[axis]] if axis or self.cu_seqlens is None else self.cu_seqlens.tolist()
         repeats = [min(BLOCK, stop - row) for start, stop in pairwise(bounds) for row in range(start, stop, BLOCK)]
         return np.repeat(self.scale_e8m0, repeats, axis=axis)
 
-    def transpose(self, *order: int) -> MXTensor:
+    def transpose(self, *order: int | Sequence[int]) -> MXTensor:
         """The tensor with its axes in the given order (reversed by default): the same codes and scales, moved.
+
+        As for `ndarray.transpose`, the order is some integers or one sequence of them.
 
         Raises:
             ValueError: `order` is not a permutation of the axes, or moves the packed axis 0 of a jagged tensor.
         """
         rank = self.codes.ndim
-        order = tuple(axis % rank if -rank <= axis < rank else axis for axis in order) or tuple(range(rank))[::-1]
-        if sorted(order) != list(range(rank)):
-            raise ValueError(f"order = {order} is not a permutation of the axes 0 to {rank - 1}")
+        given = tuple(order[0]) if len(order) == 1 and isinstance(order[0], Sequence) else order
+        integers = [int(axis) for axis in given if isinstance(axis, Integral) and -rank <= axis < rank]
+        order = tuple(axis % rank for axis in integers) if given else tuple(range(rank))[::-1]
+        if len(integers) != len(given) or sorted(order) != list(range(rank)):
+            raise ValueError(f"order = {given} is not a permutation of the axes 0 to {rank - 1}")
         if self.cu_seqlens is not None and order[0] != 0:
             raise ValueError(f"order = {order} moves axis 0, along which cu_seqlens packs sequences; it has to stay")
         axes = tuple(order.index(axis) for axis in self.axes)
@@ -138,6 +155,7 @@ def normalize_axes(axes: int | Sequence[int], rank: int) -> tuple[int, ...]:
         ValueError: not one or two axes, out of range, or the same one twice.
     """
     given = axes
+    axes = axes.tolist() if isinstance(axes, np.ndarray) else axes
     axes = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     if len(axes) not in (1, 2):
         raise ValueError(f"axes = {given!r} names {len(axes)} axes; allowed: one (1x32 blocks) or two (32x32 squares)")
@@ -158,7 +176,7 @@ def normalize_cu_seqlens(cu_seqlens: ArrayLike | None, shape: tuple[int, ...]) -
     """
     if cu_seqlens is None:
         return None
-    array = np.asarray(cu_seqlens)
+    array = as_array(cu_seqlens, "cu_seqlens")
     if array.ndim != 1 or array.size < 1 or array.dtype.kind not in "iu":
         raise ValueError(
             f"cu_seqlens has shape {array.shape} and dtype {array.dtype}; allowed: a non-empty 1-D integer array"

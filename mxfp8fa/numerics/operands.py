@@ -180,10 +180,8 @@ def head_operand(payload: MXTensor, sequence: int, head: int, contraction: Contr
 
 def _token_block_scales(payload: MXTensor, sequence: int) -> NDArray[np.uint8]:
     """(token blocks of the sequence, H, ...) of a payload that is blocked along tokens."""
-    assert payload.cu_seqlens is not None
-    blocks = -(-np.diff(payload.cu_seqlens[: sequence + 2]) // BLOCK)
-    stop = int(blocks.sum())
-    return payload.scale_e8m0[stop - int(blocks[-1]) : stop]
+    start, stop = payload.cu_blocks[sequence : sequence + 2].tolist()
+    return payload.scale_e8m0[start:stop]
 
 
 def padded_length(length: int, tile: int) -> int:

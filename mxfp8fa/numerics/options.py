@@ -38,6 +38,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "dq_accumulate": ("float32", "float16"),
     "dq_order": ("ascending", "descending"),
     "gradients": ("float32", "1x32", "square"),
+    "out_dtype": ("auto", "bfloat16", "float16", "float32"),
 }
 
 
@@ -85,6 +86,8 @@ class AttentionOptions:
         k_mean: subtract the mean over the tokens from each sequence and head of K before quantizing. The softmax does
             not see it, and lse is returned for the K that was given. The mean runs over later tokens too, so rounding
             can leak them under a causal mask.
+        out_dtype: what O is rounded to, once, from float32. "auto": not at all in NumPy; in torch the dtype of a
+            floating q, bfloat16 for a quantized one.
 
     Raises:
         ValueError: a value that is not allowed; the message says what was given and what is.
@@ -113,6 +116,7 @@ class AttentionOptions:
     dq_order: Literal["ascending", "descending"] = "ascending"
     gradients: Literal["float32", "1x32", "square"] = "float32"
     k_mean: bool = False
+    out_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mxfp8fa.numerics.formats import as_array
+
 Side = Literal["q", "k"]
 
 
@@ -205,7 +207,7 @@ def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], ja
 
 
 def _check_offsets(name: str, offsets: Any, total: int) -> NDArray[np.int64]:
-    array = np.asarray(offsets)
+    array = as_array(offsets, name)
     if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) < 1:
         raise ValueError(
             f"{name} has shape {array.shape} and dtype {array.dtype}; it must be a 1-D integer array (B + 1,)"
@@ -227,7 +229,7 @@ def as_float_array(x: Any, name: str, *, allow_float64: bool) -> NDArray[Any]:
     Raises:
         ValueError: another dtype.
     """
-    array = np.asarray(x)
+    array = as_array(x, name)
     allowed = ["float16", "bfloat16", "float32"] + (["float64"] if allow_float64 else [])
     if array.dtype.name not in allowed:
         raise ValueError(f"{name} has dtype {array.dtype}; allowed are {', '.join(allowed)}")

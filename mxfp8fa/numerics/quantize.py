@@ -24,6 +24,7 @@ from mxfp8fa.numerics.formats import (
     FLOAT32_MANTISSA_BITS,
     Format,
     RoundWork,
+    as_array,
     round_magnitudes,
     to_float32,
 )
@@ -72,7 +73,7 @@ def quantize(
     Raises:
         ValueError: a dtype, format, rule, axis, length or `cu_seqlens` that is not allowed; says which are.
     """
-    array = np.asarray(x)
+    array = as_array(x)
     element = element_format(fmt)
     check_rule(rule)
     if tail not in TAILS:

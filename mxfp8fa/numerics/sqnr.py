@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mxfp8fa.numerics.formats import as_array
+
 # Our reading of a strict summary; the published one (23 pass, 1 borderline, 0 fail over 18.84 to 28.02 dB) states no
 # thresholds. 20 dB is an error norm of a tenth of the signal's, 15 dB of 0.178.
 PASS_DB = 20.0
@@ -142,7 +144,7 @@ def _pair(x: ArrayLike, reference: ArrayLike) -> tuple[NDArray[np.float64], NDAr
 
 
 def _real(name: str, x: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(x)
+    array = as_array(x, name)
     # "V" is the kind of dtypes that packages add to NumPy, bfloat16 and the like; an MXTensor would be an object.
     if array.dtype.kind not in "fiuV" or array.dtype.names is not None:
         raise ValueError(f"{name} has dtype {array.dtype}; allowed: real numbers (an MXTensor: its dequantize())")

@@ -30,7 +30,7 @@ def test_every_scale_rule_is_allowed(rule):
     "name",
     [
         "qk_blocks", "v_blocks", "rule", "p_scale", "exp", "row_sum", "kv_order", "accumulate", "do_blocks",
-        "grad_qk_blocks", "grad_v_blocks", "delta", "dq_accumulate", "dq_order", "gradients",
+        "grad_qk_blocks", "grad_v_blocks", "delta", "dq_accumulate", "dq_order", "gradients", "out_dtype",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["nonsense", "", None, 1, True])
