@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -122,23 +123,32 @@ class MXTensor:
         Raises:
             ValueError: `order` is not a permutation of the axes, or moves the packed axis 0 of a jagged tensor.
         """
-        rank = self.codes.ndim
-        given = tuple(order[0]) if len(order) == 1 and isinstance(order[0], Sequence) else order
-        integers = [int(axis) for axis in given if isinstance(axis, Integral) and -rank <= axis < rank]
-        order = tuple(axis % rank for axis in integers) if given else tuple(range(rank))[::-1]
-        if len(integers) != len(given) or sorted(order) != list(range(rank)):
-            raise ValueError(f"order = {given} is not a permutation of the axes 0 to {rank - 1}")
-        if self.cu_seqlens is not None and order[0] != 0:
-            raise ValueError(f"order = {order} moves axis 0, along which cu_seqlens packs sequences; it has to stay")
-        axes = tuple(order.index(axis) for axis in self.axes)
+        moved = _permutation(order, self.codes.ndim)
+        if self.cu_seqlens is not None and moved[0] != 0:
+            raise ValueError(f"order = {moved} moves axis 0, along which cu_seqlens packs sequences; it has to stay")
+        axes = tuple(moved.index(axis) for axis in self.axes)
         return MXTensor(
-            self.codes.transpose(order), self.scale_e8m0.transpose(order), self.fmt, axes, self.cu_seqlens
+            self.codes.transpose(moved), self.scale_e8m0.transpose(moved), self.fmt, axes, self.cu_seqlens
         )
 
     @property
     def T(self) -> MXTensor:
         """The tensor with all axes reversed, as `ndarray.T`; square blocks stay square blocks."""
         return self.transpose()
+
+
+def _permutation(order: Sequence[Any], rank: int) -> tuple[int, ...]:
+    """An order of axes, given as integers or as one sequence of them, from 0 on; reversed if empty.
+
+    Raises:
+        ValueError: not a permutation of the axes.
+    """
+    given = tuple(order[0]) if len(order) == 1 and isinstance(order[0], Sequence) else tuple(order)
+    integers = all(isinstance(axis, Integral) and -rank <= axis < rank for axis in given)
+    positive = tuple(int(axis) % rank for axis in given) if integers else ()
+    if given and sorted(positive) != list(range(rank)):
+        raise ValueError(f"order = {given} is not a permutation of the axes 0 to {rank - 1}")
+    return positive or tuple(range(rank))[::-1]
 
 
 def element_format(fmt: str | Format) -> Format:
