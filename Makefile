@@ -23,13 +23,13 @@ $(BIN)/python:
 # Everything a user needs: core, kernels (Linux), notebooks.
 $(VENV)/.user: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "setting up $(VENV): package, kernels and notebooks (once, a few minutes)"
-	@$(PIP) -e '.[kernels,notebooks]'
+	@$(PIP) -e '.[kernels,timing,notebooks]'
 	@touch $@
 
 # What the tests add: test runner, linters, and other people's implementations to compare with.
 $(VENV)/.dev: $(VENV)/.user
 	@echo "setting up $(VENV): test tools and peers (once, a minute)"
-	@$(PIP) -e '.[kernels,notebooks,dev,peers]'
+	@$(PIP) -e '.[kernels,timing,notebooks,dev,peers]'
 	@touch $@
 
 demo: $(VENV)/.user

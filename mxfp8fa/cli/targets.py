@@ -72,11 +72,11 @@ def block_scaled() -> Target:
 TARGETS: dict[str, Callable[[], Target]] = {"step2": k_loop, "step3": block_scaled}
 
 
-def load_target(text: str) -> Target:
-    """Compile the target.
+def require_kernels() -> None:
+    """Kernels can be compiled, for sm_100a unless the user says otherwise.
 
     Raises:
-        CommandError: no such name, file or function, or the function returned something else.
+        CommandError: a package is missing.
     """
     missing = [name for name in ("cutlass", "llvmlite", "torch") if importlib.util.find_spec(name) is None]
     if missing:
@@ -85,6 +85,15 @@ def load_target(text: str) -> Target:
             "published for Linux only: pip install 'mxfp8fa[kernels]'"
         )
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
+
+
+def load_target(text: str) -> Target:
+    """Compile the target.
+
+    Raises:
+        CommandError: no such name, file or function, or the function returned something else.
+    """
+    require_kernels()
     if text in TARGETS:
         return TARGETS[text]()
     if text in PEER_TARGETS:

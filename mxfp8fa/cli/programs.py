@@ -1,0 +1,104 @@
+"""What `inspect` and `model` take as TARGET: a program that launches a kernel once, at a shape that may be chosen.
+
+Ours: step2, step3 (matrix products), step5, step6, step7 (attention of one head). Other people's, in a checkout with the
+extra `peers`: the names in bench/peers.py. FILE.py:FUNCTION is as for `mxfp8fa trace`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mxfp8fa.cli.console import CommandError
+from mxfp8fa.cli.targets import CHECKOUT, load_target, require_kernels
+from mxfp8fa.emulator.names import Names
+from mxfp8fa.timing.shapes import AttentionShape
+
+PEERS_FILE = "bench/peers.py"
+_PEERS_MODULE = "mxfp8fa_bench_peers"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Something to run inside `emulator.active()`.
+
+    Attributes:
+        call: compiles (the first time) and launches.
+        memory: tensors whose addresses the program passes as numbers.
+        names: what its kernel declares.
+    """
+
+    call: Callable[[], Any]
+    memory: list[Any] = field(default_factory=list)
+    names: Names = field(default_factory=Names)
+
+
+def step(name: str) -> Callable[[AttentionShape], Program]:
+    """A step that computes the attention of one head."""
+
+    def make(shape: AttentionShape) -> Program:
+        import torch
+
+        from mxfp8fa.kernels import MXOperand, compile_kernel
+        from mxfp8fa.kernels.names import names_of
+        from mxfp8fa.kernels.steps import step5_attention_tile, step6_kv_loop, step7_warp_specialised
+        from mxfp8fa.numerics import quantize
+        from mxfp8fa.numerics.inputs import synthetic_llm
+
+        module, function = {
+            "step5": (step5_attention_tile, "attention_tile"),
+            "step6": (step6_kv_loop, "kv_loop"),
+            "step7": (step7_warp_specialised, "warp_specialised"),
+        }[name]
+        tokens = dict(seqlen_q=128, seqlen_k=128 if name == "step5" else shape.seqlen_k)
+        x = synthetic_llm(**tokens, num_heads_q=1, head_dim=shape.head_dim)
+        operands = [
+            MXOperand.from_mx_tensor(quantize(t[0, :, 0], axes=axes)) for t, axes in ((x.q, 1), (x.k, 1), (x.v, 0))
+        ]
+        o, lse = torch.empty(tokens["seqlen_q"], shape.head_dim), torch.empty(tokens["seqlen_q"])
+        args = module.arguments(*operands, o, lse, x.softmax_scale)
+        compiled = compile_kernel(getattr(module, function), *args)
+        return Program(lambda: compiled(*args), names=names_of(module))
+
+    return make
+
+
+OWN: dict[str, Callable[[AttentionShape], Program]] = {name: step(name) for name in ("step5", "step6", "step7")}
+
+
+def load_program(text: str, shape: AttentionShape, **options: Any) -> Program:
+    """The program of a name.
+
+    Raises:
+        CommandError: no such name, or something it needs is missing.
+    """
+    require_kernels()
+    if text in OWN:
+        return OWN[text](shape)
+    peers = peer_programs()
+    if text in peers:
+        made: Program = peers[text](shape, **options)
+        return made
+    if text not in ("step2", "step3") and ":" not in text:
+        known = ", ".join(["step2", "step3", *OWN, *peers])
+        raise CommandError(f"{text}: there is no such target; allowed are {known}, and FILE.py:FUNCTION")
+    target = load_target(text)
+    return Program(lambda: target.compiled(*target.args), names=target.names)
+
+
+def peer_programs() -> dict[str, Callable[..., Program]]:
+    """Other people's kernels by name; empty outside a checkout."""
+    path = CHECKOUT / PEERS_FILE
+    if not path.is_file():
+        return {}
+    if _PEERS_MODULE not in sys.modules:
+        spec = importlib.util.spec_from_file_location(_PEERS_MODULE, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[_PEERS_MODULE] = module
+        spec.loader.exec_module(module)
+    peers: dict[str, Callable[..., Program]] = sys.modules[_PEERS_MODULE].PEERS
+    return peers
