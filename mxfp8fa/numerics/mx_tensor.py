@@ -144,7 +144,7 @@ def _permutation(order: Sequence[Any], rank: int) -> tuple[int, ...]:
         ValueError: not a permutation of the axes.
     """
     given = tuple(order[0]) if len(order) == 1 and isinstance(order[0], Sequence) else tuple(order)
-    integers = all(isinstance(axis, Integral) and -rank <= axis < rank for axis in given)
+    integers = all(isinstance(axis, int | np.integer) and -rank <= axis < rank for axis in given)
     positive = tuple(int(axis) % rank for axis in given) if integers else ()
     if given and sorted(positive) != list(range(rank)):
         raise ValueError(f"order = {given} is not a permutation of the axes 0 to {rank - 1}")
