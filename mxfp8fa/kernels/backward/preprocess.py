@@ -33,7 +33,7 @@ def preprocess(
     mdO: cute.Tensor,
     mO: cute.Tensor,
     mLSE: cute.Tensor,
-    mdLSE: cute.Tensor | None,
+    mdLSE: cute.Tensor,
     mCodes: cute.Tensor,
     mScales: cute.Tensor,
     mTerms: cute.Tensor,
@@ -50,7 +50,7 @@ def preprocess(
         mdLSE: (B, Hq, Sq) FP32, the gradient of lse, or None.
         mCodes: (B, Sq, Hq, D) E4M3, out: dO.
         mScales: (2, B, Hq, tiles, 128) Int32, out: its scales, packed with tokens as rows, and with head_dim as rows.
-        mTerms: (B, Hq, tiles, 2, 128) FP32, out: addend and delta of the rows.
+        mTerms: (B, Hq, tiles, 2 * 128) FP32, out: addend and delta of the rows.
         mdQ: (B, Hq, tiles, 128 * D) FP32 or FP16, out: zeros.
         p_offset: log2 of the factor on P.
         dequantized: whether delta takes dO as the products see it.
@@ -73,7 +73,7 @@ def preprocess_kernel(
     mdO: cute.Tensor,
     mO: cute.Tensor,
     mLSE: cute.Tensor,
-    mdLSE: cute.Tensor | None,
+    mdLSE: cute.Tensor,
     mCodes: cute.Tensor,
     mScales: cute.Tensor,
     mTerms: cute.Tensor,
@@ -108,8 +108,8 @@ def preprocess_kernel(
             delta = row_dot(row, load_row(mO, batch, query, head, True))
             if cutlass.const_expr(mdLSE is not None):
                 delta = delta - mdLSE[batch, head, query]
-    mTerms[batch, head, tile, 0, thread] = addend
-    mTerms[batch, head, tile, 1, thread] = delta
+    mTerms[batch, head, tile, thread] = addend
+    mTerms[batch, head, tile, TILE_M + thread] = delta
     fill_with_zeros(mdQ[batch, head, tile, None], thread)
 
 

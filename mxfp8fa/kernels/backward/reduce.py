@@ -1,0 +1,98 @@
+"""The reduce warps: dQ of a tile of keys is added to the workspace in global memory.
+
+Each warp takes 32 queries, from tensor memory to global memory, without the others. 32 columns at a time go through
+shared memory, where 16 bytes of every lane stand side by side: no two lanes meet in a bank, and the part is contiguous in
+the workspace, whose order is this one (see `postprocess.py`). The copy engine does the additions, in order of arrival:
+on a GPU the sum over the tiles of keys is not deterministic.
+"""
+
+from types import SimpleNamespace
+
+import cutlass
+from cutlass import cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+from mxfp8fa.kernels.backward.tables import DQ_COLUMNS, DQ_STAGES, TMEM
+from mxfp8fa.kernels.steps.step4_quantizer import load_row
+
+
+@cute.jit
+def reduce_dq(
+    tmem: cute.Pointer,
+    sParts: cute.Tensor,
+    mWork: cute.Tensor,
+    events: SimpleNamespace,
+    place: tuple,
+    q_tiles: tuple,
+    head_dim: cutlass.Constexpr[int],
+    factor: cutlass.Float32,
+) -> None:
+    """Add dQ / softmax_scale, times `factor` if sums are FP16, tile after tile.
+
+    Args:
+        tmem: first column.
+        sParts: (32 * 32, stages, warps) in the workspace's dtype.
+        mWork: (B, Hq, tiles, 128 * D).
+        events: see `tables.BARRIERS`.
+        place: tile of keys, head of keys, batch.
+        q_tiles: first tile of queries, tiles, query heads for each head of keys.
+        head_dim: D.
+        factor: of FP16 sums.
+    """
+    (_, kv_head, batch), (first, tiles, group) = place, q_tiles
+    thread, _, _ = cute.arch.thread_idx()
+    warp, lane = thread // 32, thread % 32
+    parts = head_dim // DQ_COLUMNS
+    part_size = cute.size(sParts, mode=[0])
+    t = cutlass.Int32(0)
+    for head in cutlass.range(kv_head * group, (kv_head + 1) * group, unroll=1):
+        for tile in cutlass.range(first, tiles, unroll=1):
+            gWarp = cute.local_tile(mWork[batch, head, tile, None], (parts * part_size,), (warp,))
+            events.dq_full.wait(t)
+            for part in cutlass.range_constexpr(parts):
+                piece = load_row(tmem + TMEM["dP"].start + part * DQ_COLUMNS, DQ_COLUMNS, thread)
+                if cutlass.const_expr(part == parts - 1):
+                    events.dq_drained.arrive(t)
+                sPart = sParts[None, part % DQ_STAGES, warp]
+                cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)
+                cute.arch.sync_warp()
+                store_part(piece, sPart, factor, lane)
+                cute.arch.fence_view_async_shared()
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    add_to_global(cute.local_tile(gWarp, (part_size,), (part,)), sPart)
+                    cute.arch.cp_async_bulk_commit_group()
+            t += 1
+    cute.arch.cp_async_bulk_wait_group(0)
+
+
+@cute.jit
+def store_part(piece: cute.Tensor, sPart: cute.Tensor, factor: cutlass.Float32, lane: cutlass.Int32) -> None:
+    """32 numbers of a lane to shared memory, 16 bytes at a time, 512 bytes apart."""
+    dtype = sPart.element_type
+    converted = cute.make_rmem_tensor(cute.size(piece), dtype)
+    if cutlass.const_expr(dtype is cutlass.Float32):
+        converted.store(piece.load())
+    else:
+        converted.store((piece.load() * factor).to(dtype))
+    vector = 128 // dtype.width
+    target = cute.make_tensor(
+        (sPart.iterator + lane * vector).align(16),
+        cute.make_layout((vector, cute.size(piece) // vector), stride=(1, 32 * vector)),
+    )
+    cute.autovec_copy(cute.make_tensor(converted.iterator, cute.make_layout(target.shape)), target)
+
+
+@dsl_user_op
+def add_to_global(gX: cute.Tensor, sX: cute.Tensor, *, loc: object = None, ip: object = None) -> None:
+    """gX += sX by cp.reduce.async.bulk, contiguous; the DSL has no call for it."""
+    kind = {cutlass.Float32: "add.f32", cutlass.Float16: "add.noftz.f16"}[sX.element_type]
+    size_bytes = cutlass.Int32(cute.size(sX) * sX.element_type.width // 8)
+    operands = [
+        gX.iterator.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip),
+        sX.iterator.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip),
+        size_bytes.ir_value(loc=loc, ip=ip),
+    ]
+    instruction = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{kind} [$0], [$1], $2;"
+    llvm.inline_asm(None, operands, instruction, "l,r,r", has_side_effects=True, loc=loc, ip=ip)

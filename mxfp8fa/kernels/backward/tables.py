@@ -1,0 +1,111 @@
+"""Sizes, roles, tensor memory and barriers of the main kernel.
+
+Warps, 512 threads:
+
+    0-3    reduce    dQ: tensor memory, registers, shared memory, added to global memory
+    4-11   compute   P^T and dS^T: warps 4-7 take queries 0-63 of a tile, 8-11 the others; a thread has one key
+    12     load      Q, K, V, dO, their scales, lse and delta
+    13     mma       ten copies of scales and five products a tile of queries
+    14     scales    the two scale atoms of dS
+    15     nothing   (registers are handed out to four warps at a time)
+
+TMEM, 512 columns allocated:
+
+    columns  name   written by   read by      holds
+    0-127    S      tcgen05.mma  tcgen05.ld   S^T: key m in lane m, query n in column n
+    0-15     P0     tcgen05.st   tcgen05.mma  codes of P^T, queries 0-63, four to a column (over S)
+    48-51    SFV    tcgen05.cp   tcgen05.mma  scales of V for dP (over S)
+    52-55    SFdO   tcgen05.cp   tcgen05.mma  scales of dO for dP, rows are queries (over S)
+    56-59    SFP    tcgen05.cp   tcgen05.mma  scales of P for dV, all bytes equal (over S)
+    60-63    SFdOt  tcgen05.cp   tcgen05.mma  scales of dO for dV, rows are head_dim (over S)
+    64-79    P1     tcgen05.st   tcgen05.mma  codes of P^T, queries 64-127 (over S)
+    80-83    SFdSt  tcgen05.cp   tcgen05.mma  scales of dS for dQ, rows are queries (over S)
+    84-87    SFKt   tcgen05.cp   tcgen05.mma  scales of K for dQ, rows are head_dim (over S)
+    128-255  dV     tcgen05.mma  tcgen05.ld   dV: key m in lane m, the first D of the columns
+    256-383  dP     tcgen05.mma  tcgen05.ld   dP^T like S^T; then dQ: query m in lane m, the first D of the columns
+    256-271  dS0    tcgen05.st   tcgen05.mma  codes of dS^T, queries 0-63 (over dP)
+    304-307  SFK    tcgen05.cp   tcgen05.mma  scales of K for S (over dP)
+    308-311  SFQ    tcgen05.cp   tcgen05.mma  scales of Q for S (over dP)
+    320-335  dS1    tcgen05.st   tcgen05.mma  codes of dS^T, queries 64-127 (over dP)
+    336-339  SFdS   tcgen05.cp   tcgen05.mma  scales of dS for dK, rows are keys (over dP)
+    340-343  SFQt   tcgen05.cp   tcgen05.mma  scales of Q for dK, rows are head_dim (over dP)
+    384-511  dK     tcgen05.mma  tcgen05.ld   dK / softmax_scale: key m in lane m, the first D of the columns
+
+Barriers:
+
+    barrier      count  arrives                       waits                  means
+    kv_full      1      load warp, and the TMA bytes  mma warp               K and V and their scales are in shared memory
+    q_full[2]    1      load warp, and the TMA bytes  mma and compute warps  a tile of Q, its scales, lse and delta, likewise
+    do_full[2]   1      load warp, and the TMA bytes  mma warp               a tile of dO and its scales, likewise
+    q_empty[2]   1      tcgen05.commit                load warp              S and dK have read Q; lse and delta have been read
+    do_empty[2]  1      tcgen05.commit                load warp              dP and dV have read dO
+    s_full       1      tcgen05.commit                compute warps          S is in TMEM
+    s_drained    8      compute warps                 mma warp               S is in registers: scales may lie over it
+    p_full       8      compute warps                 mma warp               P is in TMEM
+    dp_full      1      tcgen05.commit                compute warps          dP is in TMEM; dS of the tile before has been read
+    dp_drained   8      compute warps                 mma warp               dP is in registers: scales may lie over it
+    ds_scaled    8      compute warps                 scales warp            the scales of dS are in shared memory, a word each
+    ds_full      9      compute and scales warps      mma warp               dS is in TMEM and SMEM, its scales in atoms
+    dq_full      1      tcgen05.commit                reduce warps           dQ is in TMEM
+    dq_drained   4      reduce warps                  mma warp               dQ is in registers: dP may overwrite it
+    dkv_full     1      tcgen05.commit                compute warps          dK and dV are complete
+"""
+
+from mxfp8fa.kernels.plan import Barrier, Barriers, Columns, TmemMap
+
+TILE_M, TILE_N = 128, 128  # queries, keys
+HEAD_DIMS = (64, 128)
+STAGES = 2  # of Q and of dO
+DQ_STAGES = 2  # parts of dQ on their way to global memory
+DQ_COLUMNS = 32  # of head_dim in such a part
+
+REDUCE_WARP, COMPUTE_WARP, LOAD_WARP, MMA_WARP, SCALES_WARP = 0, 4, 12, 13, 14
+REDUCE_WARPS, COMPUTE_WARPS, WARPS = 4, 8, 16
+THREADS = 32 * WARPS
+HALF = TILE_M // 2  # queries of a compute thread
+
+_MMA, _LD, _ST, _CP = "tcgen05.mma", "tcgen05.ld", "tcgen05.st", "tcgen05.cp"
+_LOAD, _COMMIT = "load warp, and the TMA bytes", "tcgen05.commit"
+
+TMEM = TmemMap(
+    Columns("S", 0, TILE_M, _MMA, _LD, "S^T: key m in lane m, query n in column n"),
+    Columns("P0", 0, HALF // 4, _ST, _MMA, "codes of P^T, queries 0-63, four to a column", over="S"),
+    Columns("SFV", 48, 4, _CP, _MMA, "scales of V for dP", over="S"),
+    Columns("SFdO", 52, 4, _CP, _MMA, "scales of dO for dP, rows are queries", over="S"),
+    Columns("SFP", 56, 4, _CP, _MMA, "scales of P for dV, all bytes equal", over="S"),
+    Columns("SFdOt", 60, 4, _CP, _MMA, "scales of dO for dV, rows are head_dim", over="S"),
+    Columns("P1", 64, HALF // 4, _ST, _MMA, "codes of P^T, queries 64-127", over="S"),
+    Columns("SFdSt", 80, 4, _CP, _MMA, "scales of dS for dQ, rows are queries", over="S"),
+    Columns("SFKt", 84, 4, _CP, _MMA, "scales of K for dQ, rows are head_dim", over="S"),
+    Columns("dV", 128, 128, _MMA, _LD, "dV: key m in lane m, the first D of the columns"),
+    Columns("dP", 256, 128, _MMA, _LD, "dP^T like S^T; then dQ: query m in lane m, the first D of the columns"),
+    Columns("dS0", 256, HALF // 4, _ST, _MMA, "codes of dS^T, queries 0-63", over="dP"),
+    Columns("SFK", 304, 4, _CP, _MMA, "scales of K for S", over="dP"),
+    Columns("SFQ", 308, 4, _CP, _MMA, "scales of Q for S", over="dP"),
+    Columns("dS1", 320, HALF // 4, _ST, _MMA, "codes of dS^T, queries 64-127", over="dP"),
+    Columns("SFdS", 336, 4, _CP, _MMA, "scales of dS for dK, rows are keys", over="dP"),
+    Columns("SFQt", 340, 4, _CP, _MMA, "scales of Q for dK, rows are head_dim", over="dP"),
+    Columns("dK", 384, 128, _MMA, _LD, "dK / softmax_scale: key m in lane m, the first D of the columns"),
+)
+BARRIERS = Barriers(
+    Barrier("kv_full", 1, _LOAD, "mma warp", "K and V and their scales are in shared memory"),
+    Barrier("q_full", 1, _LOAD, "mma and compute warps", "a tile of Q, its scales, lse and delta, likewise", STAGES),
+    Barrier("do_full", 1, _LOAD, "mma warp", "a tile of dO and its scales, likewise", STAGES),
+    Barrier("q_empty", 1, _COMMIT, "load warp", "S and dK have read Q; lse and delta have been read", STAGES),
+    Barrier("do_empty", 1, _COMMIT, "load warp", "dP and dV have read dO", STAGES),
+    Barrier("s_full", 1, _COMMIT, "compute warps", "S is in TMEM"),
+    Barrier("s_drained", COMPUTE_WARPS, "compute warps", "mma warp", "S is in registers: scales may lie over it"),
+    Barrier("p_full", COMPUTE_WARPS, "compute warps", "mma warp", "P is in TMEM"),
+    Barrier("dp_full", 1, _COMMIT, "compute warps", "dP is in TMEM; dS of the tile before has been read"),
+    Barrier("dp_drained", COMPUTE_WARPS, "compute warps", "mma warp", "dP is in registers: scales may lie over it"),
+    Barrier(
+        "ds_scaled", COMPUTE_WARPS, "compute warps", "scales warp", "the scales of dS are in shared memory, a word each"
+    ),
+    Barrier(
+        "ds_full", COMPUTE_WARPS + 1, "compute and scales warps", "mma warp",
+        "dS is in TMEM and SMEM, its scales in atoms",
+    ),
+    Barrier("dq_full", 1, _COMMIT, "reduce warps", "dQ is in TMEM"),
+    Barrier("dq_drained", REDUCE_WARPS, "reduce warps", "mma warp", "dQ is in registers: dP may overwrite it"),
+    Barrier("dkv_full", 1, _COMMIT, "compute warps", "dK and dV are complete"),
+)  # fmt: skip
