@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from mxfp8fa import __version__
 from mxfp8fa.cli.console import CommandError
 
-COMMANDS = ("demo", "sqnr", "emulate", "trace", "mutate", "figures")
+COMMANDS = ("demo", "sqnr", "emulate", "trace", "mutate", "inspect", "train_demo", "figures")
 
 
 def build_parser() -> argparse.ArgumentParser:

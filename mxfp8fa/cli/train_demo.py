@@ -1,0 +1,129 @@
+"""Train a small model with MXFP8 attention beside BF16, with the same weights, batches and schedule.
+
+--task bytes: a causal model of bytes (6 layers, 4 heads of 128, 512 bytes of context by default) on the source text of
+the running Python's standard library. The attention is torch's in BF16, or MXFP8 emulated in torch (forward and
+backward round where the kernels round) with P by exact exponentials and an unrounded sum, the same with the sum of the
+rounded P, or direct codes.
+
+One JSON file per attention and seed goes into --out. Runs that are finished there are skipped, a run that was
+interrupted (also by --stop-after) goes on from its checkpoint, so every command can be kept short and repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mxfp8fa.cli.console import CommandError, table
+
+if TYPE_CHECKING:
+    from mxfp8fa.nn.training import Trainer
+
+SUMMARY = "train a small model in BF16 and in MXFP8"
+TASKS = ("bytes",)
+ATTENTIONS = ("bf16", "exact", "rounded", "direct")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train, how long, and where the results go."""
+    parser.add_argument("--task", choices=TASKS, default="bytes", help="what to learn (default: bytes)")
+    parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=list(ATTENTIONS), metavar="NAME")
+    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default: 3000)")
+    parser.add_argument("--batch", type=int, default=32, help="sequences of a step (default: 32)")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--context", type=int, default=512, help="bytes of a sequence (default: 512)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
+    parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="write a checkpoint and stop")
+    parser.add_argument("--out", type=Path, default=Path("train-demo"), help="folder of results (default: train-demo)")
+    parser.epilog = f"attentions: {', '.join(ATTENTIONS)}. `--steps 20 --layers 1 --heads 1 --context 64` runs on a CPU."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train what is not finished yet and print the table of what is."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise CommandError("train-demo needs torch: pip install 'mxfp8fa[kernels]'") from None
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.out.mkdir(parents=True, exist_ok=True)
+    deadline = None if args.stop_after is None else time.monotonic() + args.stop_after
+    for seed in args.seed:
+        for attention in args.attention:
+            if not _train(args, attention, seed, device, deadline):
+                print("stopped; the same command goes on from here")
+                return 0
+    print(report(load_results(args.out)))
+    return 0
+
+
+def _train(args: argparse.Namespace, attention: str, seed: int, device: str, deadline: float | None) -> bool:
+    """One run from where it stands; whether it is finished."""
+    from mxfp8fa.nn.training import save, write_result
+
+    stem = args.out / f"{args.task}-{attention}-seed{seed}"
+    if stem.with_suffix(".json").exists():
+        return True
+    trainer, seconds = _trainer(args, attention, seed, device, stem)
+    start = time.monotonic()
+
+    def say(step: int, loss: float) -> None:
+        rate = (time.monotonic() - start) / max(1, step - first)
+        print(f"{stem.name}  step {step:5}  validation {loss:.4f} nats per byte  {rate * 1e3:.1f} ms a step", flush=True)
+
+    first = trainer.done
+    finished = trainer.train(deadline=deadline, report=say)
+    seconds += time.monotonic() - start
+    checkpoint = stem.with_suffix(".pt")
+    if finished:
+        write_result(trainer, stem.with_suffix(".json"), seconds)
+        checkpoint.unlink(missing_ok=True)
+    else:
+        save(trainer, checkpoint, seconds)
+    return finished
+
+
+def _trainer(
+    args: argparse.Namespace, attention: str, seed: int, device: str, stem: Path
+) -> tuple[Trainer, float]:
+    """A trainer, at its checkpoint if there is one, and the seconds it has trained."""
+    from mxfp8fa.nn.byte_model import ModelSize
+    from mxfp8fa.nn.corpus import standard_library
+    from mxfp8fa.nn.training import Schedule, Trainer, load
+
+    try:
+        size = ModelSize(args.layers, args.heads, args.head_dim, args.context)
+        schedule = Schedule(steps=args.steps, batch=args.batch)
+        trainer = Trainer(attention, seed, size, schedule, standard_library(), device)
+        checkpoint = stem.with_suffix(".pt")
+        return trainer, load(trainer, checkpoint) if checkpoint.exists() else 0.0
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def load_results(folder: Path) -> list[dict[str, Any]]:
+    """All finished runs in a folder."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def report(results: list[dict[str, Any]]) -> str:
+    """Final validation loss by attention and seed, and the differences to BF16 of the same seed."""
+    finals = {(r["attention"], r["seed"]): r["validation_loss"][-1][1] for r in results}
+    seeds = sorted({seed for _, seed in finals})
+    rows = []
+    for attention in ATTENTIONS:
+        losses = [finals.get((attention, seed)) for seed in seeds]
+        differences = [
+            loss - finals["bf16", seed]
+            for seed, loss in zip(seeds, losses, strict=True)
+            if loss is not None and ("bf16", seed) in finals
+        ]
+        mean = f"{statistics.mean(differences):+.4f}" if differences else ""
+        rows.append([attention, *("" if x is None else f"{x:.4f}" for x in losses), mean])
+    return table(["validation loss, nats per byte", *(f"seed {seed}" for seed in seeds), "mean less bf16"], rows)

@@ -1,0 +1,238 @@
+"""Train the byte model: the same weights, batches and schedule for every attention, resumable, one graph replay a step."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mxfp8fa.nn.byte_model import ByteModel, ModelSize, make_attention
+from mxfp8fa.nn.corpus import Corpus
+
+WARM_UP_STEPS = 3  # steps before a graph is captured, on a side stream (PyTorch, CUDA graphs)
+LOSS_EVERY = 10  # training losses are averaged over this many steps when written
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast.
+
+    Attributes:
+        steps: optimizer steps.
+        batch: sequences of a step.
+        learning_rate: the highest one; linear warm-up, then a cosine down to a tenth.
+        warm_up: steps of the warm-up.
+        validate_every: steps between two validations.
+        validation_batches: batches of one.
+    """
+
+    steps: int = 3000
+    batch: int = 32
+    learning_rate: float = 1e-3
+    warm_up: int = 200
+    validate_every: int = 250
+    validation_batches: int = 36
+
+    def rates(self) -> torch.Tensor:
+        """(steps,) float32 learning rates."""
+        step = torch.arange(self.steps, dtype=torch.float64)
+        rise = ((step + 1) / self.warm_up).clamp(max=1.0)
+        progress = ((step - self.warm_up) / max(1, self.steps - self.warm_up)).clamp(min=0.0)
+        return (self.learning_rate * rise * (0.55 + 0.45 * torch.cos(math.pi * progress))).float()
+
+
+class Trainer:
+    """One run: a model, its optimizer, and everything a step needs as tensors on the device.
+
+    Args:
+        attention: name in `ATTENTION_OPTIONS`.
+        seed: of the weights and of the order of the batches, the same for every attention.
+        size: of the model.
+        schedule: of the training.
+        corpus: bytes.
+        device: "cuda" trains by compiled attention and graph replay, "cpu" eagerly.
+    """
+
+    def __init__(
+        self, attention: str, seed: int, size: ModelSize, schedule: Schedule, corpus: Corpus, device: str
+    ) -> None:
+        self.attention, self.seed, self.size, self.schedule, self.corpus = attention, seed, size, schedule, corpus
+        self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        torch.manual_seed(seed)
+        self.model = ByteModel(size, make_attention(attention, compiled=on_gpu)).to(self.device)
+        decayed = [p for p in self.model.parameters() if p.ndim == 2]
+        others = [p for p in self.model.parameters() if p.ndim != 2]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        rate = torch.zeros((), device=self.device)
+        self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=on_gpu, capturable=on_gpu)
+        self.bytes = corpus.train.to(self.device)
+        generator = torch.Generator().manual_seed(seed)
+        places = torch.randint(len(corpus.train) - size.context, (schedule.steps, schedule.batch), generator=generator)
+        self.places = places.to(self.device)
+        self.rates = schedule.rates().to(self.device)
+        self.losses = torch.zeros(schedule.steps, device=self.device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.done = 0
+        self.validation: list[tuple[int, float]] = []
+        self.window = torch.arange(size.context + 1, device=self.device)
+        self._advance: Callable[[], None] | None = None
+
+    def train(self, *, deadline: float | None = None, report: Callable[[int, float], None] | None = None) -> bool:
+        """Train to the end of the schedule, or until `time.monotonic()` passes the deadline.
+
+        Args:
+            deadline: None for no limit.
+            report: called after each validation with the step and its loss in nats per byte.
+
+        Returns:
+            Whether the schedule is finished.
+        """
+        while self.done < self.schedule.steps:
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            self.advance()
+            if self.done % self.schedule.validate_every == 0 or self.done == self.schedule.steps:
+                self.validation.append((self.done, self.validate()))
+                if report is not None:
+                    report(*self.validation[-1])
+        return True
+
+    def advance(self) -> None:
+        """One step, by graph replay on a GPU once the first few are done."""
+        if self._advance is None:
+            on_gpu = self.device.type == "cuda"
+            self._advance = self._captured() if on_gpu else self._step
+        self._advance()
+        self.done += 1
+
+    def validate(self) -> float:
+        """Mean loss over the first batches of the validation bytes, in nats per byte."""
+        length, count = self.size.context + 1, self.schedule.batch
+        with torch.no_grad():
+            chunks = self.corpus.validation[: len(self.corpus.validation) // length * length].reshape(-1, length)
+            batches = chunks[: self.schedule.validation_batches * count].split(count)
+            whole = [batch for batch in batches if len(batch) == count] or [chunks[:count]]
+            return float(torch.stack([self.model.loss(batch.to(self.device)) for batch in whole]).mean())
+
+    def _step(self) -> None:
+        """One optimizer step, with nothing that the host has to see."""
+        step = self.step
+        places = self.places.index_select(0, step)[0]  # a plain index would be read by the host
+        chunk = self.bytes[places[:, None] + self.window]  # (batch, context + 1)
+        for group in self.optimizer.param_groups:
+            group["lr"].copy_(self.rates.index_select(0, step)[0])
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.model.loss(chunk)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.losses.index_copy_(0, step, loss.detach()[None])
+        self.step += 1
+
+    def _captured(self) -> Callable[[], None]:
+        """`_step` as a replayed CUDA graph; the steps of the warm-up are undone."""
+        before = self.state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step()
+        self.restore(before)
+        return graph.replay
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs, copied."""
+        named = {"model": self.model.state_dict(), "losses": self.losses, "step": self.step}
+        copies = {k: _copied(v) for k, v in named.items()}
+        moments = {i: _copied(s) for i, s in enumerate(self._moments())}
+        return copies | {"moments": moments, "done": self.done, "validation": list(self.validation)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `state`, in place, so that a captured graph goes on with it."""
+        self.model.load_state_dict(state["model"])
+        for own, saved in zip(self._moments(), state["moments"].values(), strict=True):
+            if not own:
+                own.update({name: value.to(self.device) for name, value in saved.items()})
+            for name, value in own.items():
+                value.copy_(saved[name]) if saved else value.zero_()
+        self.losses.copy_(state["losses"])
+        self.step.copy_(state["step"])
+        self.done, self.validation = state["done"], list(state["validation"])
+
+    def _moments(self) -> list[dict[str, torch.Tensor]]:
+        """Per parameter, what AdamW keeps; empty before its first step."""
+        return [self.optimizer.state[p] for group in self.optimizer.param_groups for p in group["params"]]
+
+    def identity(self) -> dict[str, Any]:
+        """What a run is: two runs with the same identity on the same device differ by nothing."""
+        return {
+            "task": "bytes",
+            "attention": self.attention,
+            "seed": self.seed,
+            "size": asdict(self.size),
+            "schedule": asdict(self.schedule),
+            "corpus": self.corpus.about,
+        }
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        """What is written down about a finished run."""
+        losses = self.losses.double().cpu().reshape(-1)[: self.done]
+        means = [float(part.mean()) for part in losses.split(LOSS_EVERY)]
+        name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
+        return self.identity() | {
+            "device": name,
+            "torch": torch.__version__,
+            "date": datetime.date.today().isoformat(),
+            "seconds": round(seconds, 1),
+            "validation_loss": [[step, round(loss, 5)] for step, loss in self.validation],
+            "train_loss_every_10": [round(x, 4) for x in means],
+        }
+
+
+def _copied(x: Any) -> Any:
+    """A copy of a tensor or of a dict of tensors."""
+    return x.detach().clone() if isinstance(x, torch.Tensor) else {k: _copied(v) for k, v in x.items()}
+
+
+def save(trainer: Trainer, path: Path, seconds: float) -> None:
+    """Write a checkpoint in one move, so that an interruption leaves the old one.
+
+    Args:
+        trainer: the run.
+        path: where to.
+        seconds: it has trained so far.
+    """
+    part = path.with_suffix(".part")
+    torch.save({"of": trainer.identity(), "seconds": seconds, "state": trainer.state()}, part)
+    part.replace(path)
+
+
+def load(trainer: Trainer, path: Path) -> float:
+    """Put a run where its checkpoint is; returns the seconds it has trained.
+
+    Raises:
+        ValueError: the checkpoint is of another run, size, schedule or corpus.
+    """
+    saved = torch.load(path, map_location=trainer.device, weights_only=True)
+    for name, value in trainer.identity().items():
+        if saved["of"][name] != value:
+            raise ValueError(f"{path.name} was made with {name} = {saved['of'][name]}; this run has {value}")
+    trainer.restore(saved["state"])
+    return float(saved["seconds"])
+
+
+def write_result(trainer: Trainer, path: Path, seconds: float) -> None:
+    """Write the result of a finished run as JSON."""
+    path.write_text(json.dumps(trainer.result(seconds)) + "\n")

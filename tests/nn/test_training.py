@@ -1,0 +1,95 @@
+"""The training demo on a CPU at toy size: the same start for every attention, resumable to the bit, and learning."""
+
+import json
+
+import pytest
+import torch
+
+from mxfp8fa.cli import main
+from mxfp8fa.nn.byte_model import ATTENTION_OPTIONS, ModelSize
+from mxfp8fa.nn.corpus import Corpus, standard_library
+from mxfp8fa.nn.training import Schedule, Trainer, load, save
+
+SIZE = ModelSize(layers=1, heads=2, head_dim=32, context=64)
+SCHEDULE = Schedule(steps=12, batch=4, warm_up=4, validate_every=6, validation_batches=2)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    text = torch.tensor(list(b"the quick brown fox jumps over the lazy dog; " * 400), dtype=torch.uint8)
+    return Corpus(text, text[:2000], {"corpus": "a pangram"})
+
+
+def trainer(corpus, attention="exact", schedule=SCHEDULE, seed=0):
+    return Trainer(attention, seed, SIZE, schedule, corpus, "cpu")
+
+
+def test_a_resumed_run_is_the_same_run(corpus, tmp_path):
+    whole = trainer(corpus)
+    assert whole.train()
+    first = trainer(corpus)
+    for _ in range(7):
+        first.advance()
+    save(first, tmp_path / "run.pt", 1.5)
+    second = trainer(corpus)
+    assert load(second, tmp_path / "run.pt") == 1.5
+    assert second.done == 7 and second.train()
+    assert torch.equal(second.losses, whole.losses)
+    assert all(torch.equal(a, b) for a, b in zip(second.model.parameters(), whole.model.parameters(), strict=True))
+
+
+def test_a_checkpoint_of_another_run_is_refused(corpus, tmp_path):
+    save(trainer(corpus), tmp_path / "run.pt", 0.0)
+    with pytest.raises(ValueError, match="seed = 0; this run has 1"):
+        load(trainer(corpus, seed=1), tmp_path / "run.pt")
+
+
+def test_every_attention_starts_alike(corpus):
+    models = {name: trainer(corpus, name) for name in ATTENTION_OPTIONS}
+    first = models["bf16"]
+    for name, other in models.items():
+        assert torch.equal(other.places, first.places)
+        for a, b in zip(other.model.parameters(), first.model.parameters(), strict=True):
+            assert torch.equal(a, b), name
+    for other in models.values():
+        other.advance()
+        assert abs(other.losses[0] - first.losses[0]) < 1e-2
+
+
+def test_mxfp8_attention_learns(corpus):
+    schedule = Schedule(steps=60, batch=8, learning_rate=3e-3, warm_up=10, validate_every=60, validation_batches=2)
+    run = trainer(corpus, "direct", schedule)
+    run.train()
+    assert run.losses[-1] < run.losses[0] - 1.5
+
+
+def test_a_deadline_stops(corpus):
+    assert trainer(corpus).train(deadline=0.0) is False
+
+
+def test_the_schedule():
+    rates = Schedule(steps=1000, warm_up=100, learning_rate=1e-3).rates()
+    assert rates[0] == pytest.approx(1e-5) and rates[100] == pytest.approx(1e-3) and rates[-1] == pytest.approx(1e-4, rel=1e-3)
+    assert (rates[100:].diff() < 0).all()
+
+
+def test_the_corpus_is_python():
+    found = standard_library()
+    assert len(found.train) > 5e6 and len(found.validation) > 2e5
+    assert b"def " in bytes(found.train[:200_000].tolist())
+    assert standard_library().about == found.about
+
+
+def test_the_command_trains_resumes_and_reports(tmp_path, capsys):
+    size = ["--layers", "1", "--heads", "1", "--head-dim", "32", "--context", "32", "--batch", "2", "--steps", "3"]
+    command = ["train-demo", "--task", "bytes", "--device", "cpu", "--seed", "0", "--out", str(tmp_path), *size]
+    assert main([*command, "--attention", "bf16", "--stop-after", "0"]) == 0
+    assert "goes on from here" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["bytes-bf16-seed0.pt"]
+    assert main([*command, "--attention", "bf16", "direct"]) == 0
+    assert "mean less bf16" in capsys.readouterr().out
+    results = {p.name: json.loads(p.read_text()) for p in tmp_path.glob("*.json")}
+    assert set(results) == {"bytes-bf16-seed0.json", "bytes-direct-seed0.json"}
+    (direct,) = (r for r in results.values() if r["attention"] == "direct")
+    assert direct["validation_loss"][-1][0] == 3 and direct["device"] == "CPU"
+    assert main(["train-demo", "--out", str(tmp_path), *size, "--seed", "0", "--attention", "bf16", "--device", "cpu"]) == 0
