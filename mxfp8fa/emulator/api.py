@@ -238,6 +238,7 @@ def _checker(spec: LaunchSpec, options: Options, names: Names | None, history: l
     return Checker(
         assume_mma_cp_order=options.assume_mma_cp_order,
         assume_tcgen05_order=options.assume_tcgen05_order,
+        assume_read_order=options.assume_read_order,
         names=names,
         predecessor=history[-1] if history and spec.overlaps else None,
     )

@@ -264,6 +264,7 @@ def _assumptions(options: Options) -> dict[str, Any]:
     return {
         "assume_mma_cp_order": options.assume_mma_cp_order,
         "assume_tcgen05_order": options.assume_tcgen05_order,
+        "assume_read_order": options.assume_read_order,
     }
 
 

@@ -1,14 +1,14 @@
 """The race checker: a `Watch` that keeps vector clocks and the history of every memory cell.
 
-Granularity: 4 bytes of shared and global memory; 16 lanes x 1 column of tensor memory. The threads of a warp are one actor
-(races within a warp are not seen). Reports are collected, never raised: the run goes on.
+Granularity: bytes of shared and global memory (words, as long as whole words are accessed); 16 lanes x 1 column of tensor
+memory. The threads of a warp are one actor (races within a warp are not seen). Reports are collected, never raised: the run
+goes on.
 
 Order that counts: program order of a warp; arrive and complete_tx (release) to a successful wait (acquire); named and
 cluster barriers; tcgen05.commit; wait::ld, wait::st or a register dependency; bulk and cp.async groups; issue order in a
-tensor pipe; atomics and volatile, relaxed, acquire and release accesses of one address; griddepcontrol.wait.
-fence.proxy.async makes what its warp knows visible to the asynchronous proxy; fence.mbarrier_init what it initialised.
-
-Not seen: a write through the generic proxy that the asynchronous proxy overwrites without fence.proxy.async between them.
+tensor pipe; at one address a release (st, red, atom; or a relaxed one after a fence) to an acquire (or a relaxed or volatile
+read before a fence); griddepcontrol.wait. fence.proxy.async makes what its warp knows visible to the asynchronous proxy (PTX
+ISA, "Causality order": across proxies, order needs a proxy fence); fence.mbarrier_init what it initialised.
 """
 
 from __future__ import annotations
@@ -18,14 +18,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mxfp8fa.emulator.check.actors import Actors
 from mxfp8fa.emulator.check.allowed import reason_to_allow
-from mxfp8fa.emulator.check.clocks import GLOBAL, ORDER, PENDING, ROWS, SHARED, TENSOR, Actor, Knowledge, Meetings
+from mxfp8fa.emulator.check.clocks import (
+    GLOBAL,
+    NOTHING,
+    ORDER,
+    PENDING,
+    ROWS,
+    SHARED,
+    TENSOR,
+    Actor,
+    Knowledge,
+    Meetings,
+)  # fmt: skip
 from mxfp8fa.emulator.check.findings import Finding
 from mxfp8fa.emulator.check.initialised import Initialised
 from mxfp8fa.emulator.check.places import Places
 from mxfp8fa.emulator.check.protocol import Protocol
-from mxfp8fa.emulator.check.shadow import Cells, Conflict, Shadow
-from mxfp8fa.emulator.errors import Site
+from mxfp8fa.emulator.check.shadow import WORD_BYTES, Access, Cells, Conflict, Shadow
+from mxfp8fa.emulator.check.sites import Side, Sites
 from mxfp8fa.emulator.machine.memory import SHARED_BASE
 from mxfp8fa.emulator.machine.watch import Watch
 from mxfp8fa.emulator.names import Names, agent_name
@@ -36,7 +48,6 @@ if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA
     from mxfp8fa.emulator.machine.warp import Warp
 
-WORD_BYTES = 4
 GROUP_LANES = 16  # an M = 64 accumulator uses 16 of a partition's 32 lanes
 PAGE_BYTES = 4096
 IN_ORDER = ("tensor", "bulk store", "cp.async", "tcgen05.st")  # queues whose operations follow one another
@@ -52,6 +63,8 @@ class Checker(Watch):
             it; the ISA does not promise it.
         assume_tcgen05_order: barriers and mbarriers order tcgen05 instructions of different threads by themselves. The ISA
             asks for tcgen05.fence::before_thread_sync and ::after_thread_sync around them; kernels of today have neither.
+        assume_read_order: a thread's read is ordered before the asynchronous write that overwrites it by a barrier alone.
+            The ISA asks for fence.proxy.async there too; rings that TMA fills and threads read have none.
         names: roles, barriers and buffers, for reports.
         predecessor: the checker of the launch before, if this one may overlap it (programmatic dependent launch).
     """
@@ -59,21 +72,20 @@ class Checker(Watch):
     watching = True
 
     def __init__(
-        self, *, assume_mma_cp_order: bool = True, assume_tcgen05_order: bool = True, names: Names | None = None,
-        predecessor: Checker | None = None,
+        self, *, assume_mma_cp_order: bool = True, assume_tcgen05_order: bool = True, assume_read_order: bool = True,
+        names: Names | None = None, predecessor: Checker | None = None,
     ):  # fmt: skip
         self._assume_mma_cp_order = assume_mma_cp_order
         self._assume_tcgen05_order = assume_tcgen05_order
+        self._assume_read_order = assume_read_order
         self._places = Places(names or Names())
-        self._actors: dict[Hashable, Actor] = {}
-        self._names = ["nobody"]
+        self._actors = Actors()
         self._current = Actor(0, "nobody", False)
         self._stack: list[tuple[Actor, Warp | None, AsyncOp | None]] = []
         self._warp: Warp | None = None
         self._op: AsyncOp | None = None
         self._meetings = Meetings()
-        self._sites: list[Site | None] = [None]
-        self._site_numbers: dict[Hashable, int] = {}
+        self._sites: Sites = Sites(predecessor._sites if predecessor is not None else None)
         self._shared: dict[int, Shadow] = {}
         self._tensor: dict[int, Shadow] = {}
         self._pages: dict[int, Shadow] = {}
@@ -94,39 +106,45 @@ class Checker(Watch):
 
     # -- actors -------------------------------------------------------------------------------------------------------
 
-    def _actor(self, key: Hashable, name: str, *, asynchronous: bool) -> Actor:
-        if key not in self._actors:
-            actor = self._actors[key] = Actor(len(self._names), name, asynchronous)
-            self._names.append(name)
-            actor.advance()
-        return self._actors[key]
-
     def _follow(self, before: Checker) -> None:
         """Everything that the launch before did is done by one actor, whom nobody knows before griddepcontrol.wait."""
-        self._sites = list(before._sites)
-        self._predecessor = self._actor("predecessor", _PREDECESSOR, asynchronous=True)
+        self._predecessor = self._actors.begin("predecessor", _PREDECESSOR, asynchronous=True)
         self._pages = {page: shadow.by(self._predecessor) for page, shadow in before._pages.items()}
 
     def run_warp(self, warp: Warp) -> None:
         """A warp acts."""
         self._warp, self._op = warp, None
         key = ("warp", warp.cta.index, warp.index)
-        self._current = self._actors.get(key) or self._actor(key, self._places.warp(warp), asynchronous=False)
+        if key not in self._actors:
+            name, cluster = self._places.warp(warp), warp.cta.cluster.number
+            self._actors.begin(key, name, asynchronous=False, cluster=cluster).sites = self._sites.of_warp(name, warp)
+        self._current = self._actors[key]
 
     def issued(self, op: AsyncOp) -> None:
         """Everything up to the issue is known to the operation."""
         op.clock = self._current.known
+        cluster = self._warp.cta.cluster.number if self._warp is not None else None
+        if cluster is None and self._op is not None:
+            cluster = self._actors.cluster_of(self._agent(self._op))
+        self._actors.issued(self._agent(op), cluster)
         self._current.advance()
+
+    def _agent(self, op: AsyncOp) -> Hashable:
+        """Who carries the operation out. Without `assume_mma_cp_order` a tensor pipe is three agents."""
+        if self._assume_mma_cp_order or _kind(op) != "tensor":
+            return "agent", op.agent or op.queue
+        return "agent", (op.queue, {"tcgen05.mma": "mma", "tcgen05.commit": "commit"}.get(op.what, "cp"))
 
     def begin(self, op: AsyncOp) -> None:
         """The operation's agent acts."""
         self._stack.append((self._current, self._warp, self._op))
-        kind = op.queue[0] if isinstance(op.queue, tuple) else op.queue
-        agent = op.agent or op.queue
+        kind, key = _kind(op), self._agent(op)
         learnt: Knowledge = op.clock
         if kind == "tensor" and not self._assume_mma_cp_order:
-            agent, learnt = self._split_pipe(op, learnt)
-        actor = self._actor(("agent", agent), agent_name(op.queue), asynchronous=kind not in GENERIC)
+            learnt = self._learnt_by_pipe(op, learnt)
+        if key not in self._actors:
+            self._actors.begin(key, agent_name(op.queue), asynchronous=kind not in GENERIC)
+        actor = self._actors[key]
         if kind in IN_ORDER:
             actor.learn(learnt)
         else:
@@ -134,19 +152,20 @@ class Checker(Watch):
         actor.advance()
         self._current, self._warp, self._op = actor, None, op
 
-    def _split_pipe(self, op: AsyncOp, learnt: Knowledge) -> tuple[Hashable, Knowledge]:
+    def _learnt_by_pipe(self, op: AsyncOp, learnt: Knowledge) -> Knowledge:
         """Without the assumption: cp knows no earlier mma; mma knows earlier cp; commit knows both."""
-        mma, cp = (op.queue, "mma"), (op.queue, "cp")
-        others = [cp] if op.what == "tcgen05.mma" else [mma, cp] if op.what == "tcgen05.commit" else []
-        for key in others:
-            if ("agent", key) in self._actors:
-                learnt = learnt.join(self._actors["agent", key].known)
-        agent = {"tcgen05.mma": mma, "tcgen05.commit": (op.queue, "commit")}.get(op.what, cp)
-        return agent, learnt
+        others = {"tcgen05.mma": ["cp"], "tcgen05.commit": ["mma", "cp"]}.get(op.what, [])
+        for other in others:
+            key = ("agent", (op.queue, other))
+            if key in self._actors:
+                learnt = learnt.join(self._actors[key].known)
+        return learnt
 
     def end(self, op: AsyncOp) -> None:
         """The operation's knowledge stays with it for those who wait for it."""
-        op.clock = self._current.known
+        op.clock, key = self._current.known, self._agent(op)
+        if self._actors.completed(key):
+            self._retire(key)
         self._current, self._warp, self._op = self._stack.pop()
 
     def waited(self, op: AsyncOp) -> None:
@@ -205,7 +224,10 @@ class Checker(Watch):
             actor.known = actor.known.raised(TENSOR, actor.after)
         elif kind == "griddepcontrol.wait" and self._predecessor is not None:
             actor.learn(self._predecessor.known)
+        elif kind == "threads":
+            actor.learn(actor.observed)
         actor.fenced = actor.known
+        actor.advance()  # what it does from here comes after the fence
 
     def barrier_initialised(self, cta: CTA, offset: int) -> None:
         """A write of the barrier's eight bytes."""
@@ -216,9 +238,8 @@ class Checker(Watch):
     def barrier_used(self, cta: CTA, offset: int) -> None:
         """The use must come after the initialisation; the asynchronous proxy must also see it."""
         shadow = self._shared_shadow(cta)
-        cells = slice(offset // WORD_BYTES, offset // WORD_BYTES + 2)
         unordered = False
-        for conflict in shadow.conflicts(cells, self._current, write=False, atomic=False):
+        for conflict in shadow.conflicts(shadow.cells(slice(offset, offset + 8), 8), self._current, Access(write=False)):
             unordered = True
             self._race(conflict, self._places.shared(cta, offset), "an mbarrier is used", write=False)
         if self._current.asynchronous and not unordered:
@@ -246,46 +267,62 @@ class Checker(Watch):
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
-    def _conflicts(
-        self, shadow: Shadow, cells: Cells, *, write: bool, atomic: bool, order: int = ORDER, visible: int | None = None
-    ) -> Iterator[Conflict]:
+    def _conflicts(self, shadow: Shadow, cells: Cells, access: Access) -> Iterator[Conflict]:
         """Earlier accesses that the present one conflicts with."""
-        return shadow.conflicts(cells, self._current, write=write, atomic=atomic, order=order, visible=visible)
+        return shadow.conflicts(cells, self._current, access)
 
     def shared(
         self, cta: CTA, offsets: np.ndarray | slice, size_bytes: int, *, write: bool, atomic: bool = False
     ) -> None:
         """Check and remember an access to shared memory."""
-        cells = _words(offsets, size_bytes)
         shadow = self._shared_shadow(cta)
-        for conflict in self._conflicts(shadow, cells, write=write, atomic=atomic, visible=SHARED):
-            self._race(conflict, self._places.shared(cta, conflict.cell * WORD_BYTES), "shared memory", write=write)
+        cells = shadow.cells(offsets, size_bytes)
+        for conflict in self._conflicts(shadow, cells, self._access(SHARED, write=write, atomic=atomic)):
+            self._race(conflict, self._places.shared(cta, shadow.byte_of(conflict.cell)), "shared memory", write=write)
         shadow.record(cells, self._current, self._site(), self._current.clock, write=write, atomic=atomic)
         if atomic and isinstance(offsets, np.ndarray):
-            self._synchronise(("shared atomic", cta.number), offsets)
+            self._synchronise(("shared atomic", cta.number), offsets, write=write)
 
     def memory(self, addresses: np.ndarray, size_bytes: int, *, write: bool, atomic: bool = False) -> None:
         """Check and remember an access to global memory."""
-        if atomic:
-            self._synchronise(("global atomic",), addresses)
-        words = _words(addresses.astype(np.int64), size_bytes)
-        assert isinstance(words, np.ndarray)
-        pages = words // (PAGE_BYTES // WORD_BYTES)
-        for page in np.unique(pages):
-            cells = words[pages == page] - int(page) * (PAGE_BYTES // WORD_BYTES)
-            shadow = self._pages.setdefault(int(page), Shadow(PAGE_BYTES // WORD_BYTES))
-            for conflict in self._conflicts(shadow, cells, write=write, atomic=atomic, visible=GLOBAL):
-                address = int(page) * PAGE_BYTES + conflict.cell * WORD_BYTES
-                self._race(conflict, self._places.memory(address), "global memory", write=write)
+        access = self._access(GLOBAL, write=write, atomic=atomic)
+        where = addresses.reshape(-1).astype(np.int64)
+        pages = where // PAGE_BYTES
+        for page in np.unique(pages).tolist():
+            shadow = self._pages.get(page)
+            if shadow is None:
+                shadow = self._pages[page] = Shadow(PAGE_BYTES // WORD_BYTES)
+            cells = shadow.cells(where[pages == page] - page * PAGE_BYTES, size_bytes)
+            for conflict in self._conflicts(shadow, cells, access):
+                place = self._places.memory(page * PAGE_BYTES + shadow.byte_of(conflict.cell))
+                self._race(conflict, place, "global memory", write=write)
             shadow.record(cells, self._current, self._site(), self._current.clock, write=write, atomic=atomic)
+            self._current.pages.add(page)
+        if atomic:
+            self._synchronise(("global atomic",), addresses, write=write)
 
-    def _synchronise(self, space: tuple[Hashable, ...], addresses: np.ndarray) -> None:
-        """An atomic access takes and gives what is known at its address."""
-        for address in np.unique(addresses):
-            meeting = self._meetings[space, int(address)]
-            self._current.learn(meeting.published)
-            meeting.published = meeting.published.join(self._current.known)
-        self._current.advance()
+    def _access(self, visible: int, *, write: bool, atomic: bool) -> Access:
+        return Access(write, atomic, visible=visible, reads_too=not self._assume_read_order)
+
+    def _synchronise(self, space: tuple[Hashable, ...], addresses: np.ndarray, *, write: bool) -> None:
+        """What a strong access teaches by itself (.acquire, .release) or together with a fence (.relaxed, .volatile)."""
+        if self._warp is None:  # bulk and asynchronous reductions are relaxed, and agents have no fences
+            return
+        actor, words = self._current, self._warp.program.instructions[self._warp.group.pc].qualifiers
+        given = actor.known if "release" in words or "acq_rel" in words else actor.fenced
+        acquires = "acquire" in words or "acq_rel" in words
+        for address in np.unique(addresses).tolist():
+            meeting = self._meetings[space, address]
+            if not write:
+                actor.observed = actor.observed.join(meeting.published)
+            elif given is not NOTHING:
+                meeting.published = meeting.published.join(given)
+        if write and given is not NOTHING:
+            if space == ("global atomic",):
+                self._actors.told(given.vector)
+            actor.advance()
+        if acquires:
+            actor.learn(actor.observed)
 
     def tensor(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, *, write: bool) -> None:
         """Check and remember an access to tensor memory; a warp's own reads were checked when they began."""
@@ -307,9 +344,9 @@ class Checker(Watch):
     def _tensor_access(self, cta: CTA, lanes: np.ndarray, columns: np.ndarray, clock: int, *, write: bool) -> None:
         cells, shadow = self._tensor_cells(cta, lanes, columns)
         order = ORDER if self._assume_tcgen05_order else TENSOR
-        for conflict in self._conflicts(shadow, cells, write=write, atomic=False, order=order):
+        for conflict in self._conflicts(shadow, cells, Access(write, order=order)):
             lane, column = conflict.cell // COLUMNS * GROUP_LANES, conflict.cell % COLUMNS
-            fenced = order == TENSOR and shadow.clock_of(conflict) <= self._current.known.entry(conflict.actor)
+            fenced = order == TENSOR and conflict.clock <= self._current.known.entry(conflict.actor)
             self._race(
                 conflict, self._places.tensor(cta, lane, column), "tensor memory", write=write, without_fence=fenced
             )
@@ -322,7 +359,7 @@ class Checker(Watch):
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
-    def _here(self) -> tuple[str, Site]:
+    def _here(self) -> Side:
         """Who acts, and where."""
         if self._op is not None:
             return self._current.name, self._op.site
@@ -330,33 +367,27 @@ class Checker(Watch):
         return self._current.name, self._warp.site(self._warp.group.pc)
 
     def _site(self) -> int:
-        """A number for the present site."""
-        key: Hashable = (
-            (self._warp.cta.index, self._warp.index, self._warp.group.pc)
-            if self._warp is not None
-            else self._op and self._op.site
-        )
-        if key not in self._site_numbers:
-            self._site_numbers[key] = len(self._sites)
-            self._sites.append(self._here()[1])
-        return self._site_numbers[key]
+        """The number of the present site."""
+        if self._op is not None:
+            return self._sites.of_operation(self._current.name, self._op.site)
+        assert self._warp is not None
+        return self._current.sites + self._warp.group.pc
 
     def _race(self, conflict: Conflict, where: str, what: str, *, write: bool, without_fence: bool = False) -> None:
-        first = self._sites[conflict.site]
-        second = self._here()
-        assert first is not None
+        first, second = self._sites[conflict.site], self._here()
         pair = f"{'write' if conflict.wrote else 'read'} and {'write' if write else 'read'} of {what}"
         kind = "visibility" if conflict.visible_only or without_fence else "race"
         if conflict.visible_only:
             text = f"{pair}: ordered, but not visible to the asynchronous proxy (fence.proxy.async is missing between them)"
         elif without_fence:
             text = f"{pair}: ordered, but not for tcgen05 instructions (tcgen05.fence before or after the barrier is missing)"
-        elif conflict.actor == getattr(self._predecessor, "number", None):
+        elif self._predecessor is not None and conflict.actor == self._predecessor.number:
             text = f"{pair} are not ordered: the launch before may still run (griddepcontrol.wait is missing)"
+            first = _PREDECESSOR, first[1]
         else:
             text = f"{pair} are not ordered"
-        key = (kind, first.ptx_line, second[1].ptx_line, conflict.wrote, write)
-        self._report(key, Finding(kind, text, where, (self._names[conflict.actor], first), second))
+        key = (kind, first[1].ptx_line, second[1].ptx_line, conflict.wrote, write)
+        self._report(key, Finding(kind, text, where, first, second))
 
     def _report(self, key: Hashable, finding: Finding) -> None:
         if key in self._found:
@@ -371,9 +402,9 @@ class Checker(Watch):
         """Nothing asynchronous may still use the CTA's memory; everything allocated must be free."""
         last = Actor(0, "the end of the CTA", False)
         for warp in cta.cluster.warps:
-            actor = self._actors.get(("warp", warp.cta.index, warp.index))
-            if actor is not None:
-                last.learn(actor.known)
+            key = ("warp", warp.cta.index, warp.index)
+            if key in self._actors:
+                last.learn(self._actors[key].known)
         for shadow, memory in (
             (self._shared.pop(cta.number, None), "shared"),
             (self._tensor.pop(cta.number, None), "tensor"),
@@ -387,37 +418,26 @@ class Checker(Watch):
                 ("leak", "tmem"),
                 Finding("leak", f"{columns} columns of tensor memory were never deallocated", str(cta)),
             )
-        self._forget(cta)
+        self._meetings.forget(cta.number)
+        self._initialised.forget(cta)
+        if cta is cta.cluster.ctas[-1]:
+            self._meetings.forget(cta.cluster.number)
+            for gone in self._actors.end_cluster(cta.cluster.number):
+                self._retire(gone)
 
     def _outstanding(self, shadow: Shadow, last: Actor, cta: CTA, memory: str) -> None:
         """Report asynchronous accesses that no thread of the cluster waited for."""
-        for conflict in shadow.conflicts(slice(0, shadow.count), last, write=True, atomic=False):
-            site = self._sites[conflict.site]
-            actor = self._names[conflict.actor]
-            if site is not None and not actor.startswith("CTA"):
-                text = f"{'a write to' if conflict.wrote else 'a read of'} {memory} memory may still be running when the CTA exits"
+        for number, wrote in shadow.unordered_sites(last).items():
+            actor, site = self._sites[number]
+            if not actor.startswith("CTA"):
+                text = f"{'a write to' if wrote else 'a read of'} {memory} memory may still be running when the CTA exits"
                 self._report(("outstanding", site.ptx_line), Finding("outstanding", text, str(cta), (actor, site)))
 
-    def _forget(self, cta: CTA) -> None:
-        """Drop what belongs to a CTA that is gone."""
-        gone = (cta.number, cta.cluster.number)
-        for key in [k for k in self._meetings.by_key if _owner(k) in gone]:
-            del self._meetings.by_key[key]
-        self._initialised.forget(cta)
+    def _retire(self, key: Hashable) -> None:
+        """An actor is gone."""
+        self._initialised.forget_actor(self._actors.retire(key, self._pages).number)
 
 
-def _owner(key: Hashable) -> int | None:
-    """Number of the CTA or cluster that a synchronisation object belongs to; None for global memory."""
-    kind = key[0] if isinstance(key, tuple) else None
-    if isinstance(kind, tuple):  # an atomic's (space, address)
-        return kind[1] if len(kind) > 1 else None
-    return key[1] if kind in ("mbarrier", "barrier", "barrier.cluster") and isinstance(key, tuple) else None
-
-
-def _words(offsets: np.ndarray | slice, size_bytes: int) -> Cells:
-    """The 4-byte words of an access."""
-    if isinstance(offsets, slice):
-        return slice(offsets.start // WORD_BYTES, -(-offsets.stop // WORD_BYTES))
-    first = offsets.reshape(-1).astype(np.int64) // WORD_BYTES
-    words = max(1, size_bytes // WORD_BYTES)
-    return first if words == 1 else (first[:, None] + np.arange(words)).reshape(-1)
+def _kind(op: AsyncOp) -> Hashable:
+    """The kind of agent that carries an operation out."""
+    return op.queue[0] if isinstance(op.queue, tuple) else op.queue

@@ -78,6 +78,9 @@ class Actor:
         fenced: what it knew at its latest fence.
         before: what its latest tcgen05.fence::before_thread_sync lets others' tcgen05 instructions follow.
         after: what its next tcgen05.fence::after_thread_sync will let its own tcgen05 instructions follow.
+        observed: what relaxed reads saw, which its next fence makes known to it.
+        sites: number of the site of a warp's instruction 0.
+        pages: pages of global memory that it accessed.
     """
 
     number: int
@@ -87,6 +90,9 @@ class Actor:
     fenced: Knowledge = NOTHING
     before: Vector = field(default_factory=lambda: NEVER)
     after: Vector = field(default_factory=lambda: NEVER)
+    observed: Knowledge = NOTHING
+    sites: int = 0
+    pages: set[int] = field(default_factory=set)
 
     @property
     def clock(self) -> int:
@@ -129,9 +135,21 @@ class Meeting:
 
 @dataclass
 class Meetings:
-    """All synchronisation objects of a launch."""
+    """The synchronisation objects of a launch, by the CTA or cluster that they end with (None: those of global memory)."""
 
-    by_key: dict[Hashable, Meeting] = field(default_factory=dict)
+    by_owner: dict[int | None, dict[Hashable, Meeting]] = field(default_factory=dict)
 
     def __getitem__(self, key: Hashable) -> Meeting:
-        return self.by_key.setdefault(key, Meeting())
+        return self.by_owner.setdefault(owner_of(key), {}).setdefault(key, Meeting())
+
+    def forget(self, owner: int) -> None:
+        """A CTA or cluster is gone."""
+        self.by_owner.pop(owner, None)
+
+
+def owner_of(key: Hashable) -> int | None:
+    """Number of the CTA or cluster that a synchronisation object belongs to; None for global memory."""
+    kind = key[0] if isinstance(key, tuple) else None
+    if isinstance(kind, tuple):  # an atomic's (space, address)
+        return kind[1] if len(kind) > 1 else None
+    return key[1] if kind in ("mbarrier", "barrier", "barrier.cluster") and isinstance(key, tuple) else None

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxfp8fa.emulator.check.clocks import SHARED, Actor
-from mxfp8fa.emulator.errors import Site
+from mxfp8fa.emulator.check.sites import Side
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA
 
-Side = tuple[str, Site]
 
 
 @dataclass
@@ -59,3 +58,7 @@ class Initialised:
         """The CTA ends."""
         for key in [k for k in self._inits if k[0] == cta.number]:
             del self._inits[key]
+
+    def forget_actor(self, number: int) -> None:
+        """A warp or an agent ends."""
+        self._unfenced.pop(number, None)

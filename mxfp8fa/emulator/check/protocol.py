@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from mxfp8fa.emulator.check.findings import Finding
 from mxfp8fa.emulator.check.places import Places
-from mxfp8fa.emulator.errors import BarrierError, Site
+from mxfp8fa.emulator.check.sites import Side
+from mxfp8fa.emulator.errors import BarrierError
 from mxfp8fa.emulator.machine.mbarrier import MBarrier
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA
 
-Side = tuple[str, Site]
 Report = Callable[[Hashable, Finding], None]
 
 

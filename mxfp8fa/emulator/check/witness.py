@@ -15,7 +15,7 @@ import numpy as np
 from mxfp8fa.emulator.check.checker import Checker
 from mxfp8fa.emulator.check.clocks import Actor, Knowledge, Meetings, fit
 from mxfp8fa.emulator.check.findings import Finding
-from mxfp8fa.emulator.check.shadow import Cells, Conflict, Shadow
+from mxfp8fa.emulator.check.shadow import Access, Cells, Conflict, Shadow
 
 _SHOWN_EDGES = 3
 
@@ -33,9 +33,9 @@ class Witness(Checker):
         super().__init__(**options)
         self._pc = pc
         self._names_of = names
-        self._ignored: dict[int, np.ndarray] = {}  # actor -> clocks that the instruction would have taught it
+        self._ignored: dict[Actor, np.ndarray] = {}  # actor -> clocks that the instruction would have taught it
         self._unmuted = Meetings()  # what the instruction would have given
-        self._lessons: dict[int, list[tuple[str, np.ndarray]]] = {}
+        self._lessons: dict[Actor, list[tuple[str, np.ndarray]]] = {}
         self._issuers: dict[int, Actor] = {}
         self._edges: dict[str, int] = {}
         self.executions = 0
@@ -92,14 +92,14 @@ class Witness(Checker):
         super().publish(key)
 
     def _would_learn(self, knowledge: Knowledge) -> None:
-        old = self._ignored.get(self._current.number, np.zeros(1, np.int32))
+        old = self._ignored.get(self._current, np.zeros(1, np.int32))
         size = max(old.size, knowledge.vector.size)
-        self._ignored[self._current.number] = np.maximum(fit(old, size), fit(knowledge.vector, size))
+        self._ignored[self._current] = np.maximum(fit(old, size), fit(knowledge.vector, size))
 
     def _lesson(self, before: Knowledge, edge: str) -> None:
         if self._warp is not None and self._current.known is not before:
             line = self._warp.program.instructions[self._warp.group.pc].ptx_line
-            log = self._lessons.setdefault(self._current.number, [])
+            log = self._lessons.setdefault(self._current, [])
             log.append((f"{edge} at PTX line {line}", self._current.known.vector))
 
     def issued(self, op: Any) -> None:
@@ -111,26 +111,21 @@ class Witness(Checker):
 
     # -- pairs that it would have ordered -----------------------------------------------------------------------------
 
-    def _conflicts(self, shadow: Shadow, cells: Cells, *, write: bool, atomic: bool, **rows: Any) -> Iterator[Conflict]:
+    def _conflicts(self, shadow: Shadow, cells: Cells, access: Access) -> Iterator[Conflict]:
         source = self._current if self._op is None else self._issuers.get(id(self._op), self._current)
-        ignored = self._ignored.get(source.number)
+        ignored = self._ignored.get(source)
         if ignored is not None:
-            self._name_edges(shadow, cells, source, ignored, write)
-        yield from super()._conflicts(shadow, cells, write=write, atomic=atomic, **rows)
+            for earlier in shadow.accesses(cells, write=access.write):
+                if earlier.actor != source.number and earlier.clock <= int(fit(ignored, earlier.actor + 1)[earlier.actor]):
+                    self._name_edge(source, earlier)
+        yield from super()._conflicts(shadow, cells, access)
 
-    def _name_edges(self, shadow: Shadow, cells: Cells, actor: Actor, ignored: np.ndarray, write: bool) -> None:
-        earlier = [(int(w), int(shadow.write_clock[cells][shadow.write_actor[cells] == w].max()))
-                   for w in np.unique(shadow.write_actor[cells])]  # fmt: skip
-        if write:
-            earlier += [(reader, int(clocks[cells].max(initial=0))) for reader, (clocks, _, _) in shadow.reads.items()]
-        for number, clock in earlier:
-            if number in (0, actor.number) or not 0 < clock <= int(fit(ignored, number + 1)[number]):
-                continue
-            for edge, known in self._lessons.get(actor.number, ()):
-                if int(fit(known, number + 1)[number]) >= clock:
-                    text = f"{actor.name} after {self._names[number]}: {edge}"
-                    self._edges[text] = self._edges.get(text, 0) + 1
-                    break
+    def _name_edge(self, actor: Actor, earlier: Conflict) -> None:
+        for edge, known in self._lessons.get(actor, ()):
+            if int(fit(known, earlier.actor + 1)[earlier.actor]) >= earlier.clock:
+                text = f"{actor.name} after {self._sites[earlier.site][0]}: {edge}"
+                self._edges[text] = self._edges.get(text, 0) + 1
+                break
 
     def argument(self, benign: frozenset[tuple[str, int]] = frozenset()) -> str:
         """Why the instruction is superfluous, or "" if the checker was not silent.

@@ -52,6 +52,8 @@ class Options:
         assume_mma_cp_order: for the checker, tcgen05.mma before a later tcgen05.cp of one thread counts as ordered.
         assume_tcgen05_order: for the checker, barriers order tcgen05 instructions of different threads by themselves; under
             False only together with tcgen05.fence::before_thread_sync and ::after_thread_sync, as the ISA says.
+        assume_read_order: for the checker, a barrier alone orders a thread's read before the asynchronous write (TMA) that
+            overwrites what it read; under False only together with fence.proxy.async, as the ISA says.
         sm_count: number of SMs that host code and kernels see.
     """
 
@@ -63,6 +65,7 @@ class Options:
     check: str = "off"
     assume_mma_cp_order: bool = True
     assume_tcgen05_order: bool = True
+    assume_read_order: bool = True
     sm_count: int = 148
 
     def __post_init__(self) -> None:

@@ -116,6 +116,48 @@ def test_a_copy_of_what_threads_wrote_to_global_memory(fence, silent):
     assert silent or (found[0].kind == "visibility" and "global memory" in found[0].what)
 
 
+BEFORE_THE_COPY = """
+ add.s32 %r7, %r2, 128;
+ shl.b32 %r8, %r1, 2;
+ add.s32 %r8, %r8, %r7;
+ setp.lt.u32 %p5, %r1, 32;
+ {touch}
+ {fence}
+"""
+
+
+def copy_over(touch, fence):
+    """128 bytes that warp 0 touches, and TMA fills after a barrier."""
+    return BEFORE_THE_COPY.format(touch="@%p5 " + touch, fence=fence) + bulk(init_fence="fence.mbarrier_init.release.cluster;")
+
+
+@pytest.mark.parametrize(
+    ("fence", "silent"), [("fence.proxy.async;", True), ("fence.proxy.async.shared::cta;", True), ("", False)]
+)
+def test_a_copy_over_what_threads_wrote(fence, silent):
+    """Two writes through two proxies need the fence as a write and a read do."""
+    found = findings(copy_over("st.shared.u32 [%r8], %r1;", fence))
+    assert (found == []) == silent
+    assert silent or (found[0].kind == "visibility" and found[0].what.startswith("write and write of shared memory"))
+
+
+def test_a_fence_covers_only_what_was_done_before_it():
+    body = copy_over("st.shared.u32 [%r8], %r1;", "fence.proxy.async;")
+    assert [f.kind for f in findings(body.replace(" setp.eq", " @%p5 st.shared.u32 [%r8], %r1;\n setp.eq", 1))] == ["visibility"]
+
+
+def test_a_copy_over_what_threads_read_is_an_assumption():
+    fill = " st.shared.u32 [%r8], %r1;\n fence.proxy.async;\n"
+    read, fenced = (
+        copy_over("ld.shared.u32 %r9, [%r8];", fence).replace(" @%p5", fill + " @%p5", 1)
+        for fence in ("", "fence.proxy.async;")
+    )
+    assert findings(read) == [] and findings(fenced, assume_read_order=False) == []
+    (found,) = findings(read, assume_read_order=False)
+    assert found.kind == "visibility" and found.what.startswith("read and write of shared memory")
+    assert "ld.shared" in found.first[1].text and "cp.async.bulk" in found.second[1].text
+
+
 # -- reports --------------------------------------------------------------------------------------------------------------
 
 
