@@ -189,11 +189,16 @@ def finding(kernel, first, second, kind="visibility"):
 
 
 def test_known_benign_findings_carry_their_reason():
-    store, copy = "st.shared.b8 [%r1], 127;", "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r1], %rd1;"
-    assert "cuDNN" in allowed.reason_to_allow(finding("kernel_cudnn_mxfp8_fwd", store, copy))
+    """Only stores of the constant, only of cuDNN's kernels, only before tcgen05.cp."""
+    store, copy = "st.shared.b8 [%r320+199680], 127;", "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r1], %rd1;"
+    name = "cudnn_kernel__kernel_TensorMapswizzleTensorMapSwizzles128b_3"
+    assert "cuDNN" in allowed.reason_to_allow(finding(name, store, copy))
     assert allowed.reason_to_allow(finding("kernel_of_ours", store, copy)) == ""
-    assert allowed.reason_to_allow(finding("kernel_cudnn_mxfp8_fwd", store, copy, kind="race")) == ""
-    assert allowed.reason_to_allow(finding("kernel_cudnn_mxfp8_fwd", "st.shared.b8 [%r1], %rs2;", copy)) == ""
+    assert allowed.reason_to_allow(finding("kernel_cutlass_fmha_mxfp8", store, copy)) == ""
+    assert allowed.reason_to_allow(finding(name, store, copy, kind="race")) == ""
+    assert allowed.reason_to_allow(finding(name, store, "tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1;")) == ""
+    for other in ("st.shared.b8 [%r1], %rs2;", "st.shared.b8 [%r1], 126;", "st.shared.b32 [%r1], 2139062143;"):
+        assert allowed.reason_to_allow(finding(name, other, copy)) == ""
 
 
 def test_two_ctas_that_store_the_same():
