@@ -44,6 +44,7 @@ from mxfp8fa.kernels.backward.tables import (
     TILE_N,
     TMEM,
 )
+from mxfp8fa.kernels.backward.tensors import unfold
 from mxfp8fa.kernels.steps.step1_one_mma import free_tmem, tma_tiles
 from mxfp8fa.kernels.steps.step2_k_loop import set_up
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3, E8M0, TILE, make_tiled_mma
@@ -52,6 +53,7 @@ from mxfp8fa.numerics.softmax import E8M0_BIAS
 
 PAYLOADS = ("q", "k", "v", "do", "q_t", "k_t")  # in the order of `main`'s arguments; the last two may be missing
 ATOMS = ("q", "q_t", "k", "k_t", "v", "do", "do_t")
+KEY_SIDE = ("k", "k_t", "v")
 STAGED = ("q", "q_t", "do", "do_t")  # what comes tile after tile; the rest comes once
 
 
@@ -63,7 +65,7 @@ def main(
     mWork: cute.Tensor,
     mdK: cute.Tensor,
     mdV: cute.Tensor,
-    seqlen_q: cutlass.Int32,
+    sizes: tuple,
     scale_log2: cutlass.Float32,
     softmax_scale: cutlass.Float32,
     dq_factor: cutlass.Float32,
@@ -73,15 +75,17 @@ def main(
 ) -> None:
     """Choose instructions, layouts and copies; launch a CTA per tile of keys, head of keys and batch.
 
+    Tensors come as rows (`tensors.py`).
+
     Args:
-        payloads: `PAYLOADS`: "q" and "do" (Sq, D, Hq, B), "k" and "v" (Sk, D, Hkv, B) E4M3; "q_t" and "k_t" for dK and dQ
-            only if they are not "q" and "k".
+        payloads: `PAYLOADS`: "q" and "do" (B, Sq, Hq, D), "k" and "v" (B, Sk, Hkv, D) E4M3; "q_t" and "k_t" for dK and
+            dQ, both or none: without them these read "q" and "k".
         atoms: `ATOMS`: their scales (B, H, tiles, 512) E8M0, tokens as rows, and head_dim as rows for names with "_t".
         mTerms: (B, Hq, tiles, 2 * 128) FP32, addend and delta of the queries (`preprocess.py`).
         mWork: (B, Hq, tiles, 128 * D) FP32 or FP16, where dQ / softmax_scale is added up.
         mdK: (B, Sk, Hkv, D) FP32, BF16 or FP16, out.
         mdV: likewise.
-        seqlen_q: Sq.
+        sizes: B, Sq, Sk, Hq, Hkv.
         scale_log2: softmax_scale * log2(e).
         softmax_scale: factor on dK.
         dq_factor: static factor on FP16 sums.
@@ -89,22 +93,30 @@ def main(
         p_offset: log2 of the factor on P.
         rounded: whether dS takes P as rounded to E4M3.
     """
-    head_dim = cute.size(mdK, mode=[3])
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv = sizes
+    q_tiles, kv_tiles = cute.ceil_div(seqlen_q, TILE_M), cute.ceil_div(seqlen_k, TILE_N)
+    head_dim = cute.size(mdK, mode=[1])
     products = make_products(head_dim)
     layouts = make_layouts(products, head_dim)
     load_op = cpasync.CopyBulkTensorTileG2SOp()
     tma, matrices = [], []
     for name, payload in zip(PAYLOADS, payloads, strict=False):
-        make = cute.nvgpu.make_tiled_tma_atom_A if name in ("k", "v") else cute.nvgpu.make_tiled_tma_atom_B
+        size = (batch, seqlen_k, heads_kv) if name in KEY_SIDE else (batch, seqlen_q, heads_q)
+        mX = unfold(payload, *size)
+        mX = cute.make_tensor(mX.iterator, cute.select(mX.layout, mode=[1, 3, 2, 0]))  # (S, D, H, B)
+        make = cute.nvgpu.make_tiled_tma_atom_A if name in KEY_SIDE else cute.nvgpu.make_tiled_tma_atom_B
         layout = layouts[name.removesuffix("_t")]
-        copy, matrix = make(load_op, payload, layout, (TILE_M, TILE_N, head_dim), products["s"])
+        copy, matrix = make(load_op, mX, layout, (TILE_M, TILE_N, head_dim), products["s"])
         tma.append(copy)
         matrices.append(matrix)
-    batch, seqlen_k, heads, _ = mdK.shape
+    atom_tiles = [(batch, heads_kv, kv_tiles) if n in KEY_SIDE else (batch, heads_q, q_tiles) for n in ATOMS]
+    atoms = tuple(unfold(x, *size) for x, size in zip(atoms, atom_tiles, strict=True))
+    mTerms, mWork = (unfold(x, batch, heads_q, q_tiles) for x in (mTerms, mWork))
+    mdK, mdV = (unfold(x, batch, seqlen_k, heads_kv) for x in (mdK, mdV))
     main_kernel(
         tuple(tma), tuple(matrices), atoms, mTerms, mWork, mdK, mdV, (seqlen_q, seqlen_k),
         scale_log2, softmax_scale, dq_factor, causal, p_offset, rounded,
-    ).launch(grid=(cute.ceil_div(seqlen_k, TILE_N), heads, batch), block=(THREADS, 1, 1))  # fmt: skip
+    ).launch(grid=(kv_tiles, heads_kv, batch), block=(THREADS, 1, 1))  # fmt: skip
 
 
 def make_products(head_dim: int) -> dict:
@@ -184,7 +196,7 @@ def main_kernel(
     sf_layouts = {n: blockscaled_layout.make_smem_layout_sfa(products["s"], TILE, BLOCK, n) for n in (1, STAGES)}
     smem = memory.SmemAllocator()
     storage = smem.allocate(Storage)
-    tiles = allocate_tiles(smem, layouts, PAYLOADS[: len(matrices)])
+    stored, tiles = allocate_tiles(smem, layouts, PAYLOADS[: len(matrices)])
     scales = allocate_scales(smem, sf_layouts)
     sTerms = smem.allocate_tensor(cutlass.Float32, cute.make_layout((2 * TILE_M, STAGES)), byte_alignment=128)
     parts = cute.make_layout((32 * DQ_COLUMNS, DQ_STAGES, REDUCE_WARPS))
@@ -196,7 +208,7 @@ def main_kernel(
     q_tiles, count = visited(place[0], lengths, mWork.shape[1] // mdK.shape[2], causal)
 
     if warp == LOAD_WARP:
-        copies = make_copies(products["s"], tma, matrices, tiles, head_dim)
+        copies = make_copies(products["s"], tma, matrices, stored, head_dim)
         load(copies, dict(zip(ATOMS, atoms, strict=True)), mTerms, scales, sTerms, events, place, q_tiles)
     elif warp == MMA_WARP:
         if count > 0:
@@ -216,16 +228,23 @@ def main_kernel(
 main_kernel.set_name_prefix("backward_main", remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
-def allocate_tiles(smem: memory.SmemAllocator, layouts: dict, payloads: tuple) -> dict:
-    """Shared memory for the payloads and for dS; the views that need no bytes of their own share those of the other."""
-    tiles = {}
+def allocate_tiles(smem: memory.SmemAllocator, layouts: dict, payloads: tuple) -> tuple[dict, dict]:
+    """Shared memory for the payloads and for dS.
+
+    Returns:
+        stored: the payloads as TMA writes them.
+        tiles: every view that a product reads; "q_t", "k_t" and "do_t" are other views of "q", "k" and "do" unless they
+            have payloads of their own.
+    """
+    stored = {}
     for name in (*payloads, "ds_t"):
-        layout = layouts[name]
-        tiles[name] = smem.allocate_tensor(E4M3, layout.outer, byte_alignment=1024, swizzle=layout.inner)
-    for name in ("q_t", "k_t", "do_t"):
-        if name not in tiles:
-            tiles[name] = cute.make_tensor(tiles[name.removesuffix("_t")].iterator, layouts[name].outer)
-    return tiles
+        layout = layouts[name if name == "ds_t" else name.removesuffix("_t")]
+        stored[name] = smem.allocate_tensor(E4M3, layout.outer, byte_alignment=1024, swizzle=layout.inner)
+    tiles = {}
+    for name, layout in layouts.items():
+        source = stored[name if name in stored else name.removesuffix("_t")]
+        tiles[name] = cute.make_tensor(source.iterator, layout.outer)
+    return stored, tiles
 
 
 def allocate_scales(smem: memory.SmemAllocator, sf_layouts: dict) -> dict:
@@ -237,14 +256,14 @@ def allocate_scales(smem: memory.SmemAllocator, sf_layouts: dict) -> dict:
     }
 
 
-def make_copies(tiled_mma: cute.TiledMma, tma: tuple, matrices: tuple, tiles: dict, head_dim: int) -> dict:
+def make_copies(tiled_mma: cute.TiledMma, tma: tuple, matrices: tuple, stored: dict, head_dim: int) -> dict:
     """By payload: the TMA copy, its destination (TMA, stages) and its source (TMA, tiles, heads, batch)."""
     copies = {}
     for name, copy, matrix in zip(PAYLOADS, tma, matrices, strict=False):
         gX = cute.local_tile(matrix, (TILE_M, head_dim), (None, 0, None, None))
         slice_ = tiled_mma.get_slice(0)
-        part = slice_.partition_A(gX) if name in ("k", "v") else slice_.partition_B(gX)
-        copies[name] = (copy, *tma_tiles(copy, tiles[name], part))
+        part = slice_.partition_A(gX) if name in KEY_SIDE else slice_.partition_B(gX)
+        copies[name] = (copy, *tma_tiles(copy, stored[name], part))
     return copies
 
 

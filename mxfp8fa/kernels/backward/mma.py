@@ -119,7 +119,8 @@ def scaled(rX: cute.Tensor, sSF: cute.Tensor, tmem: cute.Pointer, home: str, sta
         stage: of codes and scales.
     """
     one_stage = cute.slice_(sSF.layout, (None, None, None, 0))
-    columns = blockscaled_layout.make_tmem_layout_sfa(make_tiled_mma(OperandMajorMode.K, OperandMajorMode.K), TILE, BLOCK, one_stage)
+    tiled_mma = make_tiled_mma(OperandMajorMode.K, OperandMajorMode.K)  # any of the five: an atom is an atom
+    columns = blockscaled_layout.make_tmem_layout_sfa(tiled_mma, TILE, BLOCK, one_stage)
     tSF = cute.make_tensor(cute.recast_ptr(tmem + TMEM[home].start, dtype=E8M0), columns)
     copy = cute.make_copy_atom(tcgen05.Cp4x32x128bOp(tcgen05.CtaGroup.ONE), E8M0)
     source = cute.filter_zeros(tcgen05.append_s2t_broadcast_mode(copy.op, sSF))

@@ -11,29 +11,49 @@ A thread reads the pieces of its query: 32 lanes read 512 contiguous bytes.
 import cutlass
 from cutlass import cute
 
+from mxfp8fa.kernels.backward.tensors import unfold
+
 TILE_M = 128
 THREADS = 128
 
 
 @cute.jit
-def postprocess(mWork: cute.Tensor, mdQ: cute.Tensor, unscale: cutlass.Float32, softmax_scale: cutlass.Float32) -> None:
-    """Launch a CTA per tile of queries, query head and batch.
+def postprocess(
+    mWork: cute.Tensor,
+    mdQ: cute.Tensor,
+    mOverflows: cute.Tensor,
+    batch: cutlass.Int32,
+    seqlen_q: cutlass.Int32,
+    heads: cutlass.Int32,
+    unscale: cutlass.Float32,
+    softmax_scale: cutlass.Float32,
+) -> None:
+    """Launch a CTA per tile of queries, query head and batch. Tensors come as rows (`tensors.py`).
 
     Args:
         mWork: (B, Hq, tiles, 128 * D) FP32 or FP16: the sums.
         mdQ: (B, Sq, Hq, D) FP32, BF16 or FP16, out.
+        mOverflows: (1, 1) Int32; the number of infinite sums is added to it if they are FP16.
+        batch: B.
+        seqlen_q: Sq.
+        heads: Hq.
         unscale: 1 over the static factor under which FP16 sums stand; 1 with FP32.
         softmax_scale: factor on dQ.
     """
-    batch, _, heads, _ = mdQ.shape
-    postprocess_kernel(mWork, mdQ, unscale, softmax_scale).launch(
-        grid=(cute.size(mWork, mode=[2]), heads, batch), block=(THREADS, 1, 1)
+    tiles = cute.ceil_div(seqlen_q, TILE_M)
+    mWork, mdQ = unfold(mWork, batch, heads, tiles), unfold(mdQ, batch, seqlen_q, heads)
+    postprocess_kernel(mWork, mdQ, mOverflows, unscale, softmax_scale).launch(
+        grid=(tiles, heads, batch), block=(THREADS, 1, 1)
     )
 
 
 @cute.kernel
 def postprocess_kernel(
-    mWork: cute.Tensor, mdQ: cute.Tensor, unscale: cutlass.Float32, softmax_scale: cutlass.Float32
+    mWork: cute.Tensor,
+    mdQ: cute.Tensor,
+    mOverflows: cute.Tensor,
+    unscale: cutlass.Float32,
+    softmax_scale: cutlass.Float32,
 ) -> None:
     """One CTA: 128 queries of one head."""
     thread, _, _ = cute.arch.thread_idx()
@@ -45,6 +65,7 @@ def postprocess_kernel(
         cute.autovec_copy(gRow, stored)
         row = stored.load().to(cutlass.Float32)
         if cutlass.const_expr(mWork.element_type is not cutlass.Float32):
+            count_infinities(row, mOverflows)
             row = row * unscale
         out = cute.make_rmem_tensor(gRow.shape, mdQ.element_type)
         out.store((row * softmax_scale).to(mdQ.element_type))
@@ -52,6 +73,18 @@ def postprocess_kernel(
 
 
 postprocess_kernel.set_name_prefix("backward_postprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+@cute.jit
+def count_infinities(row: cute.TensorSSA, mOverflows: cute.Tensor) -> None:
+    """Add the number of infinite elements of a row; of a NaN one cannot know where it comes from."""
+    x = cute.make_rmem_tensor(row.shape, cutlass.Float32)
+    x.store(row)
+    count = cutlass.Int32(0)
+    for i in cutlass.range(cute.size(x), unroll_full=True):
+        count += cutlass.Int32((x[i].bitcast(cutlass.Int32) & 0x7FFFFFFF) == 0x7F800000)
+    if count > 0:
+        cute.arch.atomic_add(mOverflows.iterator.llvm_ptr, count)
 
 
 def row_of_workspace(gTile: cute.Tensor, head_dim: int, row: cutlass.Int32) -> cute.Tensor:

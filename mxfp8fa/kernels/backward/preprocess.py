@@ -18,6 +18,7 @@ import cutlass
 from cutlass import cute, memory
 
 from mxfp8fa.kernels.backward.square import scale_value, square_scale
+from mxfp8fa.kernels.backward.tensors import unfold
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import reciprocal
 from mxfp8fa.numerics.softmax import LOG2_E, SUM_LANES
@@ -38,26 +39,38 @@ def preprocess(
     mScales: cute.Tensor,
     mTerms: cute.Tensor,
     mdQ: cute.Tensor,
+    batch: cutlass.Int32,
+    seqlen_q: cutlass.Int32,
+    heads: cutlass.Int32,
     p_offset: cutlass.Constexpr[int],
     dequantized: cutlass.Constexpr[bool],
 ) -> None:
-    """Launch a CTA per tile of queries, query head and batch.
+    """Launch a CTA per tile of queries, query head and batch. Tensors come as rows (`tensors.py`).
 
     Args:
         mdO: (B, Sq, Hq, D) FP32, BF16 or FP16.
         mO: the same shape, FP32, BF16 or FP16.
-        mLSE: (B, Hq, Sq) FP32.
-        mdLSE: (B, Hq, Sq) FP32, the gradient of lse, or None.
+        mLSE: (B, Hq, Sq, 1) FP32.
+        mdLSE: (B, Hq, Sq, 1) FP32, the gradient of lse, or None.
         mCodes: (B, Sq, Hq, D) E4M3, out: dO.
         mScales: (2, B, Hq, tiles, 128) Int32, out: its scales, packed with tokens as rows, and with head_dim as rows.
         mTerms: (B, Hq, tiles, 2 * 128) FP32, out: addend and delta of the rows.
         mdQ: (B, Hq, tiles, 128 * D) FP32 or FP16, out: zeros.
+        batch: B.
+        seqlen_q: Sq.
+        heads: Hq.
         p_offset: log2 of the factor on P.
         dequantized: whether delta takes dO as the products see it.
     """
-    batch, _, heads, _ = mdO.shape
+    tiles = cute.ceil_div(seqlen_q, TILE_M)
+    mdO, mO, mCodes = (unfold(x, batch, seqlen_q, heads) for x in (mdO, mO, mCodes))
+    mLSE = unfold(mLSE, batch, heads, seqlen_q)
+    if cutlass.const_expr(mdLSE is not None):
+        mdLSE = unfold(mdLSE, batch, heads, seqlen_q)
+    mScales = unfold(mScales, 2, batch, heads, tiles)
+    mTerms, mdQ = (unfold(x, batch, heads, tiles) for x in (mTerms, mdQ))
     preprocess_kernel(mdO, mO, mLSE, mdLSE, mCodes, mScales, mTerms, mdQ, p_offset, dequantized).launch(
-        grid=(cute.size(mTerms, mode=[2]), heads, batch), block=(THREADS, 1, 1)
+        grid=(tiles, heads, batch), block=(THREADS, 1, 1)
     )
 
 
@@ -100,7 +113,7 @@ def preprocess_kernel(
 
     addend, delta = -cutlass.Float32.inf, cutlass.Float32(0)
     if exists:
-        lse = mLSE[batch, head, query]
+        lse = mLSE[batch, head, query, 0]
         if lse != -cutlass.Float32.inf:
             # An explicit rounding, or the compiler makes one fma of product and difference.
             log2 = cute.math.mul(lse, float(LOG2_E), rounding=cute.math.RoundingMode.NEAREST_EVEN)

@@ -8,18 +8,17 @@ pytest.importorskip("llvmlite")
 
 import numpy as np  # noqa: E402
 from backward_harness import assert_same, never_written, run_kernel, uneven  # noqa: E402
-from cutlass import Float32  # noqa: E402
+from cutlass import Float32, Int32  # noqa: E402
 
-from mxfp8fa.kernels import compile_kernel, gmem  # noqa: E402
+from mxfp8fa.kernels import compile_kernel  # noqa: E402
 from mxfp8fa.kernels.backward.postprocess import postprocess  # noqa: E402
 from mxfp8fa.kernels.backward.preprocess import preprocess  # noqa: E402
+from mxfp8fa.kernels.backward.tensors import rows  # noqa: E402
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3  # noqa: E402
 from mxfp8fa.layouts import pack_scales  # noqa: E402
 from mxfp8fa.numerics import quantize  # noqa: E402
 from mxfp8fa.numerics.backward_inputs import row_dot  # noqa: E402
 from mxfp8fa.numerics.softmax import LOG2_E  # noqa: E402
-
-ALL = (1, 1, 1)
 
 
 def run_preprocess(do, o, lse, *, dlse=None, dequantized=True, work=torch.float32):
@@ -30,12 +29,11 @@ def run_preprocess(do, o, lse, *, dlse=None, dequantized=True, work=torch.float3
     terms = never_written((batch, heads, tiles, 256))
     dq = never_written((batch, heads, tiles, 128 * head_dim), work)
     arguments = (
-        *(gmem(x, divisible_by=(*ALL, None)) for x in (do, o)),
-        *(None if x is None else gmem(x, divisible_by=ALL) for x in (lse, dlse)),
-        gmem(codes, E4M3, divisible_by=(*ALL, None)),
-        gmem(scales, divisible_by=(None, *ALL, None)),
-        gmem(terms, divisible_by=(*ALL, None)),
-        gmem(dq, divisible_by=(*ALL, None)),
+        *map(rows, (do, o)),
+        *(None if x is None else rows(x.unsqueeze(-1)) for x in (lse, dlse)),
+        rows(codes, E4M3),
+        *map(rows, (scales, terms, dq)),
+        *map(Int32, (batch, do.shape[1], heads)),
     )
     run_kernel(compile_kernel(preprocess, *arguments, 8, dequantized), arguments)
     return codes.numpy(), scales.numpy().view(np.uint8), terms.numpy(), dq
@@ -63,8 +61,8 @@ def test_preprocess(shape, dtype, dequantized):
 
     x = quantize(do.float().numpy(), axes=(1, 3), tail="partial")
     assert np.array_equal(codes, x.codes)
-    for packed, rows in zip(scales, ("tokens", "head_dim"), strict=True):
-        assert np.array_equal(packed.reshape(-1), pack_scales(x, rows=rows).reshape(-1)), rows
+    for packed, side in zip(scales, ("tokens", "head_dim"), strict=True):
+        assert np.array_equal(packed.reshape(-1), pack_scales(x, rows=side).reshape(-1)), side
     with np.errstate(invalid="ignore"):
         delta = row_dot(x.dequantize() if dequantized else do.float().numpy(), o.float().numpy()).transpose(0, 2, 1)
     unseen = lse.numpy() == -np.inf
@@ -89,14 +87,18 @@ def test_postprocess(shape, work, dtype):
     batch, seqlen, heads, head_dim = shape
     tiles, vector = -(-seqlen // 128), 4 if work == torch.float32 else 8
     sums = torch.randn(batch, heads, tiles, 4, head_dim // vector, 32, vector).to(work)
-    dq = never_written(shape, dtype)
+    sums[0, 0, 0, 0, :, 0, 0], sums[-1, -1, -1, 0, 1, 0, 1] = torch.inf, torch.nan
+    dq, infinities = never_written(shape, dtype), torch.full((1, 1), 5, dtype=torch.int32)
     unscale = 1.0 if work == torch.float32 else 2.0**-12
     arguments = (
-        gmem(sums.reshape(batch, heads, tiles, -1), divisible_by=(*ALL, None)),
-        gmem(dq, divisible_by=(*ALL, None)),
+        rows(sums.reshape(batch, heads, tiles, -1)),
+        rows(dq),
+        rows(infinities),
+        *map(Int32, (batch, seqlen, heads)),
         Float32(unscale),
         Float32(0.3),
     )
     run_kernel(compile_kernel(postprocess, *arguments), arguments)
-    rows = sums.permute(0, 2, 3, 5, 1, 4, 6).reshape(batch, tiles * 128, heads, head_dim)[:, :seqlen].float()
-    assert torch.equal(dq, (rows * unscale * torch.tensor(0.3)).to(dtype))
+    ordered = sums.permute(0, 2, 3, 5, 1, 4, 6).reshape(batch, tiles * 128, heads, head_dim)[:, :seqlen].float()
+    assert_same(dq.float(), (ordered * unscale * torch.tensor(0.3)).to(dtype).float())
+    assert infinities.item() == 5 + (work == torch.float16) * torch.isinf(ordered).sum()
