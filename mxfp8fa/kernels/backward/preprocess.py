@@ -120,7 +120,7 @@ def preprocess_kernel(
             addend = cutlass.Float32(p_offset) - log2
             delta = row_dot(row, load_row(mO, batch, query, head, True))
             if cutlass.const_expr(mdLSE is not None):
-                delta = delta - mdLSE[batch, head, query]
+                delta = delta - mdLSE[batch, head, query, 0]
     mTerms[batch, head, tile, thread] = addend
     mTerms[batch, head, tile, TILE_M + thread] = delta
     fill_with_zeros(mdQ[batch, head, tile, None], thread)
