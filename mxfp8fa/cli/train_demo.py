@@ -12,26 +12,25 @@ interrupted (also by --stop-after) goes on from its checkpoint, so every command
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mxfp8fa.cli.console import CommandError, table
+from mxfp8fa.studies.training import ATTENTIONS, Run, compare, runs_in, seed_spread, shipped_runs
 
 if TYPE_CHECKING:
     from mxfp8fa.nn.training import Trainer
 
 SUMMARY = "train a small model in BF16 and in MXFP8"
 TASKS = ("bytes",)
-ATTENTIONS = ("bf16", "exact", "rounded", "direct")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, how long, and where the results go."""
     parser.add_argument("--task", choices=TASKS, default="bytes", help="what to learn (default: bytes)")
-    parser.add_argument("--attention", nargs="+", choices=ATTENTIONS, default=list(ATTENTIONS), metavar="NAME")
+    parser.add_argument("--attention", nargs="+", choices=list(ATTENTIONS), default=list(ATTENTIONS), metavar="NAME")
     parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2")
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default: 3000)")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step (default: 32)")
@@ -42,11 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="write a checkpoint and stop")
     parser.add_argument("--out", type=Path, default=Path("train-demo"), help="folder of results (default: train-demo)")
-    parser.epilog = f"attentions: {', '.join(ATTENTIONS)}. `--steps 20 --layers 1 --heads 1 --context 64` runs on a CPU."
+    parser.add_argument("--shipped", action="store_true", help="train nothing; print the results that come with the package")
+    words = [f"  {name:8} {about}" for name, about in ATTENTIONS.items()]
+    small = "`--steps 20 --layers 1 --heads 1 --context 64` is quick on a CPU."
+    parser.epilog = "\n".join(["attentions, all of them by default:", *words, small])
 
 
 def run(args: argparse.Namespace) -> int:
     """Train what is not finished yet and print the table of what is."""
+    if args.shipped:
+        runs = shipped_runs()
+        print(f"{report(runs)}\n{origin(runs)}")
+        return 0
     try:
         import torch
     except ModuleNotFoundError:
@@ -59,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             if not _train(args, attention, seed, device, deadline):
                 print("stopped; the same command goes on from here")
                 return 0
-    print(report(load_results(args.out)))
+    print(report(runs_in(args.out)))
     return 0
 
 
@@ -107,23 +113,28 @@ def _trainer(
         raise CommandError(str(error)) from None
 
 
-def load_results(folder: Path) -> list[dict[str, Any]]:
-    """All finished runs in a folder."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-
-
-def report(results: list[dict[str, Any]]) -> str:
-    """Final validation loss by attention and seed, and the differences to BF16 of the same seed."""
-    finals = {(r["attention"], r["seed"]): r["validation_loss"][-1][1] for r in results}
+def report(runs: Sequence[Run]) -> str:
+    """Final validation loss by attention and seed, and how far each attention is from BF16 beside the spread of seeds."""
+    finals = {(run.attention, run.seed): run.final for run in runs}
     seeds = sorted({seed for _, seed in finals})
+    apart = {each.attention: f"{each.mean:+.4f} ± {each.standard_error:.4f}" for each in compare(runs)}
     rows = []
-    for attention in ATTENTIONS:
+    for attention in [name for name in ATTENTIONS if any(run.attention == name for run in runs)]:
         losses = [finals.get((attention, seed)) for seed in seeds]
-        differences = [
-            loss - finals["bf16", seed]
-            for seed, loss in zip(seeds, losses, strict=True)
-            if loss is not None and ("bf16", seed) in finals
-        ]
-        mean = f"{statistics.mean(differences):+.4f}" if differences else ""
-        rows.append([attention, *("" if x is None else f"{x:.4f}" for x in losses), mean])
-    return table(["validation loss, nats per byte", *(f"seed {seed}" for seed in seeds), "mean less bf16"], rows)
+        row = [attention, *("" if x is None else f"{x:.4f}" for x in losses), apart.get(attention, "")]
+        rows.append(row)
+    lines = [table(["validation loss, nats per byte", *(f"seed {s}" for s in seeds), "less bf16, same seeds"], rows)]
+    if len(seeds) > 1:
+        lines += ["", f"± is the standard error over seeds; the seeds of bf16 alone spread by {seed_spread(runs):.4f}"]
+    return "\n".join(lines)
+
+
+def origin(runs: Sequence[Run]) -> str:
+    """How the runs were made, from the first of them."""
+    of = runs[0].origin
+    size, schedule, corpus = of["size"], of["schedule"], of["corpus"]
+    return (
+        f"measured {of['date']} on {of['device']}, torch {of['torch']}: {size['layers']} layers, {size['heads']} heads of "
+        f"{size['head_dim']}, {schedule['steps']} steps of {schedule['batch']} x {size['context']} bytes; "
+        f"{corpus['corpus']}, SHA-256 {corpus['sha256'][:12]}"
+    )

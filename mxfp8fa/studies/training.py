@@ -1,0 +1,108 @@
+"""Finished runs of `mxfp8fa train-demo`: those that ship, read back, and how far apart attentions and seeds are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHIPPED = "training_bytes.jsonl"
+BASELINE = "bf16"
+# Names of `--attention`, and what they are in words.
+ATTENTIONS = {
+    "bf16": "BF16",
+    "exact": "MXFP8, exact exponential, unrounded sum",
+    "rounded": "MXFP8, exact exponential, rounded sum",
+    "direct": "MXFP8, direct codes, rounded sum",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run.
+
+    Attributes:
+        attention: a key of `ATTENTIONS`.
+        seed: of weights and batches.
+        steps: (N,) steps at which the validation loss was taken.
+        validation: (N,) in nats per byte.
+        origin: task, size, schedule, corpus, device, torch and date, as written by the command.
+    """
+
+    attention: str
+    seed: int
+    steps: NDArray[np.int64]
+    validation: NDArray[np.float64]
+    origin: dict[str, Any]
+
+    @property
+    def final(self) -> float:
+        """The last validation loss."""
+        return float(self.validation[-1])
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Run:
+        """From what `mxfp8fa train-demo` writes."""
+        steps, losses = zip(*record["validation_loss"], strict=True)
+        left_out = ("validation_loss", "train_loss_every_10", "attention", "seed")
+        origin = {name: value for name, value in record.items() if name not in left_out}
+        return cls(record["attention"], record["seed"], np.array(steps), np.array(losses, np.float64), origin)
+
+
+def shipped_runs() -> tuple[Run, ...]:
+    """The runs in the package: the byte model, by attention and seed."""
+    text = (resources.files("mxfp8fa.studies") / "data" / SHIPPED).read_text()
+    return tuple(Run.of(json.loads(line)) for line in text.splitlines())
+
+
+def runs_in(folder: Path) -> tuple[Run, ...]:
+    """The finished runs in a folder of `mxfp8fa train-demo`."""
+    return tuple(Run.of(json.loads(path.read_text())) for path in sorted(folder.glob("*.json")))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One attention against BF16 with the same seeds.
+
+    Attributes:
+        attention: a key of `ATTENTIONS`.
+        differences: (seeds,) final validation loss less that of BF16 with the same seed, nats per byte.
+    """
+
+    attention: str
+    differences: NDArray[np.float64]
+
+    @property
+    def mean(self) -> float:
+        """Mean difference."""
+        return float(self.differences.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean, from the spread over seeds; NaN for fewer than two."""
+        count = len(self.differences)
+        return float(self.differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+
+
+def compare(runs: Sequence[Run]) -> tuple[Comparison, ...]:
+    """Every attention but BF16 against it, over the seeds that both have."""
+    baseline = {run.seed: run.final for run in runs if run.attention == BASELINE}
+    found = []
+    for attention in ATTENTIONS:
+        finals = {run.seed: run.final for run in runs if run.attention == attention}
+        seeds = sorted(set(finals) & set(baseline))
+        if attention != BASELINE and seeds:
+            found.append(Comparison(attention, np.array([finals[s] - baseline[s] for s in seeds])))
+    return tuple(found)
+
+
+def seed_spread(runs: Sequence[Run], attention: str = BASELINE) -> float:
+    """Standard deviation of the final loss over the seeds of one attention, nats per byte; NaN for fewer than two."""
+    finals = [run.final for run in runs if run.attention == attention]
+    return float(np.std(finals, ddof=1)) if len(finals) > 1 else float("nan")
