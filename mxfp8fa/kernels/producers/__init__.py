@@ -1,0 +1,13 @@
+"""Producers: kernels that leave their results in MXFP8, codes and scales as the tensor core reads them.
+
+    quantize            a tensor
+    rmsnorm_quantize    RMSNorm of it
+    gemm_quantize       a projection of it
+
+They take torch tensors and give `MXOperand`s. What needs no tensor memory runs on Hopper as well as on Blackwell, and CPU
+tensors run in the emulator.
+"""
+
+from mxfp8fa.kernels.producers.quantize import quantize
+
+__all__ = ["quantize"]

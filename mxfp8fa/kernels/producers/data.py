@@ -1,0 +1,184 @@
+"""What producers take and give, in the form that their kernels want it: checks, strides, tiles, memory for the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import numpy as np
+import torch
+from cutlass import cute
+from cutlass.cute.runtime import make_ptr
+from numpy.typing import NDArray
+
+from mxfp8fa.kernels.execution import compile_once, execute, target_of
+from mxfp8fa.kernels.operands import MXOperand, packed_shapes
+from mxfp8fa.kernels.producers.fragment import Blocks
+from mxfp8fa.layouts import TILE_TOKENS, cu_tiles
+from mxfp8fa.numerics.mx_tensor import BLOCK, element_format, normalize_axes, normalize_cu_seqlens
+from mxfp8fa.numerics.quantize import TAILS, check_whole_blocks
+from mxfp8fa.numerics.scale_rules import check_rule
+
+ELEMENT_TYPES = {
+    torch.float32: cutlass.Float32,
+    torch.float16: cutlass.Float16,
+    torch.bfloat16: cutlass.BFloat16,
+    torch.uint8: cutlass.Uint8,
+    torch.int32: cutlass.Int32,
+}
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+ALIGNMENT_BYTES = 16  # of every row: accesses of 16 bytes
+HOPPER = (9, 0)
+_TOKEN_AXIS = {2: 0, 3: 0, 4: 1}
+
+
+def check_floats(name: str, x: torch.Tensor, *ranks: int) -> None:
+    """Refuse what is not a tensor of floating-point numbers of these ranks, the last axis in whole blocks.
+
+    Raises:
+        ValueError: says what was given and what is allowed.
+    """
+    if not isinstance(x, torch.Tensor) or x.dtype not in FLOATS or x.ndim not in ranks:
+        given = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+        allowed = f"{', '.join(map(str, FLOATS))} of rank {' or '.join(map(str, ranks))}"
+        raise ValueError(f"{name} is {given}; allowed: a tensor of {allowed}")
+    if x.shape[-1] < BLOCK or x.shape[-1] % BLOCK:
+        raise ValueError(f"{name} has {x.shape[-1]} columns; allowed: positive multiples of {BLOCK}")
+
+
+def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
+    """`x` if its last axis is contiguous and every row starts at a multiple of 16 bytes, else a contiguous copy."""
+    unit = ALIGNMENT_BYTES // x.element_size()
+    rows = all(stride % unit == 0 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1)
+    if x.stride(-1) == 1 and rows and x.data_ptr() % ALIGNMENT_BYTES == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def make_blocks(
+    shape: tuple[int, ...], axes: int | Sequence[int], fmt: str, rule: str, tail: str, lengths: NDArray[np.int32] | None
+) -> Blocks:
+    """What a kernel is to make of data of this shape.
+
+    Raises:
+        ValueError: axes, a format, rule or tail that is not allowed.
+    """
+    positive = normalize_axes(axes, len(shape))
+    check_rule(rule)
+    if tail not in TAILS:
+        raise ValueError(f"tail = {tail!r}; allowed: {', '.join(TAILS)}")
+    token, last = _TOKEN_AXIS[len(shape)], len(shape) - 1
+    if not set(positive) <= {token, last}:
+        raise ValueError(f"axes = {axes}; allowed for shape {shape}: {token}, {last} or both")
+    if tail == "error":
+        check_whole_blocks(shape, positive, lengths)
+    return Blocks(last in positive, token in positive, element_format(fmt).name, rule)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How the tokens of some data fall into tiles of 128.
+
+    Attributes:
+        batches: 1 for packed sequences.
+        seqlen: tokens of a batch.
+        tiles: of a batch.
+        table: (tiles, 2) int32, first token and number of tokens of every tile, for packed sequences.
+        lengths: their cumulative lengths, on the CPU and on the device of the data.
+    """
+
+    batches: int
+    seqlen: int
+    tiles: int
+    table: torch.Tensor | None = None
+    lengths: tuple[NDArray[np.int32], torch.Tensor] | None = None
+
+
+def tokens_of(shape: tuple[int, ...], cu_seqlens: torch.Tensor | None, device: torch.device) -> Tokens:
+    """The tiles of data of shape (S, D), (B, S, H, D), or (T, H, D) with cu_seqlens.
+
+    Raises:
+        ValueError: a rank that does not fit, or `cu_seqlens` that is no cumulative lengths of axis 0.
+    """
+    if (len(shape) == 3) != (cu_seqlens is not None):
+        raise ValueError(f"shape {shape}: rank 3 is packed sequences and needs cu_seqlens; ranks 2 and 4 have none")
+    if cu_seqlens is None:
+        seqlen = shape[_TOKEN_AXIS[len(shape)]]
+        return Tokens(shape[0] if len(shape) == 4 else 1, seqlen, -(-seqlen // TILE_TOKENS))
+    lengths = normalize_cu_seqlens(cu_seqlens.cpu().numpy(), shape)
+    assert lengths is not None
+    starts = cu_tiles(lengths)
+    sequence = np.repeat(np.arange(len(lengths) - 1), np.diff(starts))
+    first = lengths[sequence] + TILE_TOKENS * (np.arange(starts[-1]) - starts[sequence])
+    table = np.stack([first, np.minimum(lengths[sequence + 1] - first, TILE_TOKENS)], axis=1).astype(np.int32)
+    kept = torch.from_numpy(lengths.copy()).to(device)
+    return Tokens(1, shape[0], int(starts[-1]), torch.from_numpy(table).to(device), (lengths, kept))
+
+
+def empty_operand(shape: tuple[int, ...], blocks: Blocks, tokens: Tokens, device: torch.device) -> MXOperand:
+    """An operand for a kernel to fill."""
+    axes = tuple(axis for axis, on in ((_TOKEN_AXIS[len(shape)], blocks.token), (len(shape) - 1, blocks.last)) if on)
+    kept = None if tokens.lengths is None else tokens.lengths[1]
+    scales = {
+        rows: torch.empty(packed, dtype=torch.uint8, device=device)
+        for rows, packed in packed_shapes(shape, axes, kept).items()
+    }
+    return MXOperand(torch.empty(shape, dtype=torch.uint8, device=device), scales, axes, blocks.fmt, kept)
+
+
+def sizes_and_strides(x: torch.Tensor, tokens: Tokens) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Of (S, D), (B, S, H, D) or (T, H, D), as kernels take them.
+
+    Returns:
+        (batches, seqlen, heads, head dimension, tiles) and the strides of batch, token and head, in elements.
+    """
+    heads = 1 if x.ndim == 2 else x.shape[-2]
+    batch, token, head = {2: (0, x.stride(0), 0), 3: (0, *x.stride()[:2])}.get(x.ndim) or tuple(x.stride()[:3])
+    sizes = tokens.batches, tokens.seqlen, heads, x.shape[-1], tokens.tiles
+    return tuple(map(cutlass.Int32, sizes)), tuple(map(cutlass.Int64, (batch, token, head)))
+
+
+def pointer(tensor: torch.Tensor | None, element_type: type[cutlass.Numeric] | None = None) -> Any:
+    """The first element of a tensor in global memory; None stays None."""
+    if tensor is None:
+        return None
+    found = element_type or ELEMENT_TYPES[tensor.dtype]
+    return make_ptr(found, tensor.data_ptr(), cute.AddressSpace.gmem, assumed_align=ALIGNMENT_BYTES)
+
+
+def target_for(device: torch.device) -> str:
+    """What a producer that needs no tensor memory is compiled for: Hopper has all that it uses as well.
+
+    Raises:
+        ValueError: no producer runs there.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER:
+        return "sm_90a"
+    return target_of(device)
+
+
+def launch(
+    function: Callable[..., None], *args: Any, device: torch.device, constants: tuple[Any, ...], memory: Sequence[Any]
+) -> None:
+    """Run a kernel where its tensors are: on a GPU, on the current stream, or in the emulator.
+
+    Args:
+        function: launches the kernel; takes args, the stream and constants.
+        *args: at run time.
+        device: where the tensors are.
+        constants: compiled in.
+        memory: the tensors that pointers among `args` lead to; None is left out.
+    """
+    from cuda.bindings.driver import CUstream
+
+    if device.type == "cpu":
+        allow = [tensor for tensor in memory if tensor is not None]
+        execute(function, *args, CUstream(0), device=device, constants=constants, allow=allow)
+        return
+    target = target_for(device)
+    stream = CUstream(torch.cuda.current_stream(device).cuda_stream)
+    compiled = compile_once(function, *args, stream, constants=constants, target=target)
+    with torch.cuda.device(device):
+        compiled(*args, stream)
