@@ -16,17 +16,18 @@ GPU_ARCH = "sm_100a"
 ALIGNMENT_BYTES = 16  # of a tensor's first element: TMA and 128-bit accesses need it
 
 
-def compile_kernel(function: Any, *args: Any) -> Any:
-    """Compile a @cute.jit function for sm_100a, with line information so that errors name lines of Python.
+def compile_kernel(function: Any, *args: Any, target: str = GPU_ARCH) -> Any:
+    """Compile a @cute.jit function for Blackwell, with line information so that errors name lines of Python.
 
     Args:
         function: launches the kernel.
         *args: what it will be called with; tensors come from `gmem`.
+        target: the architecture; the emulator runs code for sm_100a.
 
     Returns:
         The compiled function: `mxfp8fa.emulator.run(compiled, *args)`, or `compiled(*args)` on a B200.
     """
-    return cute.compile(function, *args, options=f"--gpu-arch={GPU_ARCH} --generate-line-info")
+    return cute.compile(function, *args, options=f"--gpu-arch={target} --generate-line-info")
 
 
 def gmem(

@@ -97,7 +97,7 @@ def quantize_blocks(
     rule: str = "rceil",
     cu_seqlens: NDArray[np.int32] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Element codes and scale codes of a tensor of any rank; the last block of an axis or a sequence may be short.
+    """Element codes and scale codes of a tensor of any rank, contiguous; the last block of an axis or a sequence may be short.
 
     No gradient flows through it.
 
@@ -122,7 +122,7 @@ def quantize_blocks(
     split, inner = _split(bits.shape, axes)
     codes, scale = _quantize_split(bits.reshape(split), inner, element, rule)
     codes = _without_padding(codes.reshape(bits.shape), x.shape, axes, cu_seqlens)
-    return codes.contiguous(), scale.squeeze(inner)
+    return codes, scale.squeeze(inner)
 
 
 def dequantize_blocks(
@@ -153,7 +153,7 @@ def dequantize_blocks(
     for axis in inner:
         scale = scale.unsqueeze(axis)
     values = (elements.reshape(split) * scale).reshape(elements.shape)
-    return _without_padding(values, codes.shape, axes, cu_seqlens).contiguous()
+    return _without_padding(values, codes.shape, axes, cu_seqlens)
 
 
 def _quantize_split(
@@ -200,12 +200,12 @@ def _whole_blocks(
 def _without_padding(
     x: torch.Tensor, shape: Sequence[int], axes: tuple[int, ...], cu_seqlens: NDArray[np.int32] | None
 ) -> torch.Tensor:
-    """The inverse of `_whole_blocks`."""
+    """The inverse of `_whole_blocks`; contiguous."""
     if cu_seqlens is not None and 0 in axes:
         x = x[_block_slots(cu_seqlens)[0].to(x.device)]
     for axis in axes:
         x = x.narrow(axis, 0, shape[axis])
-    return x
+    return x.reshape(-1).reshape(shape)  # contiguous, in its strides along axes of length 1 too
 
 
 def _block_slots(cu_seqlens: NDArray[np.int32]) -> tuple[torch.Tensor, int]:

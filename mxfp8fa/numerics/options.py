@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "p_scale": ("constant", "dynamic"),
     "exp": ("exact", "direct"),
     "row_sum": ("unrounded", "rounded"),
+    "sum_format": ("float32", "float16"),
+    "direct_codes": ("integer", "subnormal"),
     "kv_order": ("descending", "ascending"),
     "accumulate": ("float32", "blackwell", "exact"),
     "do_blocks": ("square", "1x32"),
@@ -62,7 +65,11 @@ class AttentionOptions:
         direct_share: with exp="direct", the share of the columns that use direct codes (0, 0.25, 0.5, 0.75 or 1): the
             last ones of every 16.
         direct_bias: c of the direct code round(8 * (log2 P + 7 + c)), -1/16 < c <= 0.
+        direct_codes: by which conversion a direct code comes about; the codes are equal but for NaN, which is 0 by
+            "integer" and an E4M3 NaN by "subnormal" (see `mxfp8fa.numerics.softmax`).
         row_sum: what the row is divided by: the sum of P before its rounding to E4M3, or after. lse uses the same sum.
+        sum_format: how the forward adds up rounded P within a key tile: in float32, or in packed float16 (11 bits), which
+            takes half the instructions; tiles are added up in float32 either way.
         p_offset: log2 of the factor on stored P, an integer from 0 to 8.
         rescale_threshold: growth of the row maximum, in log2 units, up to which O is not rescaled. With constant P
             scales p_offset + rescale_threshold <= log2 448 = 8.807, or P would saturate; with dynamic ones at most 64,
@@ -100,7 +107,9 @@ class AttentionOptions:
     exp: Literal["exact", "direct"] = "exact"
     direct_share: float = 1.0
     direct_bias: float = -0.05
+    direct_codes: Literal["integer", "subnormal"] = "integer"
     row_sum: Literal["unrounded", "rounded"] = "unrounded"
+    sum_format: Literal["float32", "float16"] = "float32"
     p_offset: int = 8
     rescale_threshold: float = 0.8
     tile_m: int = 128
@@ -131,6 +140,19 @@ class AttentionOptions:
             _require_integer("dq_scale_log2", self.dq_scale_log2, *DQ_SCALE_LOG2_RANGE, alternative="'auto'")
         self._check_headroom()
         self._check_direct()
+        pairs = ((f.name, _plain(getattr(self, f.name))) for f in fields(self))
+        object.__setattr__(self, "_text", ";".join(f"{name}={value!r}" for name, value in pairs))
+
+    @property
+    def text(self) -> str:
+        """All choices as text, which graph compilers and operators can take; `from_text` reads it."""
+        return self._text  # type: ignore[attr-defined]
+
+    @staticmethod
+    def from_text(text: str) -> AttentionOptions:
+        """The options whose `text` this is."""
+        pairs = (item.split("=", 1) for item in text.split(";"))
+        return AttentionOptions(**{name: ast.literal_eval(value) for name, value in pairs})
 
     def _check_headroom(self) -> None:
         """p_offset and rescale_threshold as one pair."""
@@ -162,6 +184,11 @@ class AttentionOptions:
                 f"row_sum = {self.row_sum!r} with exp = 'direct': direct codes have no unrounded P; "
                 "allowed is row_sum='rounded'"
             )
+        if self.sum_format == "float16" and (self.row_sum, self.p_scale) != ("rounded", "constant"):
+            raise ValueError(
+                f"sum_format = 'float16' with row_sum = {self.row_sum!r} and p_scale = {self.p_scale!r}: it adds up E4M3 "
+                "values of one scale; allowed are row_sum='rounded' and p_scale='constant'"
+            )
 
     def resolved_qk_blocks(self, causal: bool) -> Literal["1x32", "square"]:
         """qk_blocks with "auto" decided."""
@@ -180,6 +207,13 @@ class AttentionOptions:
     def direct_columns(self) -> int:
         """How many columns of every 16, the last ones, use direct codes."""
         return int(16 * self.direct_share) if self.exp == "direct" else 0
+
+
+def _plain(value: Any) -> Any:
+    """A choice as Python's own type: NumPy's numbers are numbers too."""
+    if isinstance(value, bool | str):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _require_real(name: str, value: Any) -> float:

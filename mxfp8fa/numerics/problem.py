@@ -160,14 +160,11 @@ def make_problem(
     if jagged and (cu_seqlens_q is None or cu_seqlens_k is None):
         missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
         raise ValueError(f"{missing} is missing: jagged attention needs both cu_seqlens_q and cu_seqlens_k")
-    _check_shapes(q_shape, k_shape, v_shape, jagged)
+    check_shapes(q_shape, k_shape, v_shape, jagged)
     num_heads_q, head_dim = q_shape[-2:]
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(head_dim)
-    if isinstance(softmax_scale, bool) or not _is_positive_finite(softmax_scale):
-        raise ValueError(f"softmax_scale = {softmax_scale!r} must be a finite number above 0")
-    if not isinstance(causal, bool | np.bool_):
-        raise ValueError(f"causal = {causal!r} must be True or False")
+    check_scale_and_mask(softmax_scale, causal)
     if jagged:
         cu_q = _check_offsets("cu_seqlens_q", cu_seqlens_q, q_shape[0])
         cu_k = _check_offsets("cu_seqlens_k", cu_seqlens_k, k_shape[0])
@@ -181,6 +178,18 @@ def make_problem(
     return AttentionProblem(cu_q, cu_k, num_heads_q, k_shape[-2], head_dim, float(softmax_scale), bool(causal), lengths)
 
 
+def check_scale_and_mask(softmax_scale: Any, causal: Any) -> None:
+    """Refuse what is no scale and what is no choice of a mask.
+
+    Raises:
+        ValueError: softmax_scale is not a finite number above 0, or causal neither True nor False.
+    """
+    if isinstance(softmax_scale, bool) or not _is_positive_finite(softmax_scale):
+        raise ValueError(f"softmax_scale = {softmax_scale!r} must be a finite number above 0")
+    if not isinstance(causal, bool | np.bool_):
+        raise ValueError(f"causal = {causal!r} must be True or False")
+
+
 def _is_positive_finite(x: Any) -> bool:
     try:
         return math.isfinite(x) and x > 0
@@ -188,7 +197,13 @@ def _is_positive_finite(x: Any) -> bool:
         return False
 
 
-def _check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], jagged: bool) -> None:
+def check_shapes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], jagged: bool = False) -> None:
+    """Refuse shapes that do not fit together.
+
+    Raises:
+        ValueError: another rank than 4, or 3 when jagged; k and v, or head_dim, or batch that differ; no head; Hq not a
+            multiple of Hkv.
+    """
     ndim, layout = (3, "(T, H, D)") if jagged else (4, "(B, S, H, D)")
     for name, shape in {"q": q, "k": k, "v": v}.items():
         if len(shape) != ndim:

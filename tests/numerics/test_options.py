@@ -21,6 +21,16 @@ def test_frozen_keyword_only_and_hashable():
     assert dataclasses.replace(options, rule="floor").rule == "floor"
 
 
+def test_options_survive_as_text():
+    options = AttentionOptions(
+        rule="floor", rescale_threshold=0.1 + 0.2, dq_scale_log2="auto", k_mean=True, p_offset=np.int8(7),
+        tile_m=np.int64(64), direct_share=np.float32(0.5),
+    )  # fmt: skip
+    assert AttentionOptions.from_text(options.text) == options != AttentionOptions()
+    assert AttentionOptions.from_text(AttentionOptions().text) == AttentionOptions()
+    assert dataclasses.replace(options, rule="even").text != options.text
+
+
 @pytest.mark.parametrize("rule", SCALE_RULES)
 def test_every_scale_rule_is_allowed(rule):
     assert AttentionOptions(rule=rule).rule == rule

@@ -1,0 +1,170 @@
+"""What `flash_attn_func` accepts. Everything here is decided from shapes, types and strides, before anything is compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mxfp8fa.kernels.execution import require_toolchain, target_of
+from mxfp8fa.kernels.operands import MXOperand, packed_shapes
+from mxfp8fa.kernels.torch_quantize import check_floats
+from mxfp8fa.numerics.operands import check_softmax_scale
+from mxfp8fa.numerics.options import AttentionOptions
+from mxfp8fa.numerics.problem import check_scale_and_mask, check_shapes
+
+HEAD_DIMS = (64, 128)
+MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
+TMA_ALIGNMENT_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides
+# What the kernel does; the NumPy model has more.
+KERNEL_OPTIONS = {
+    "p_scale": ("constant",),
+    "exp": ("exact",),
+    "tile_m": (128,),
+    "tile_n": (128,),
+    "kv_order": ("descending",),
+}
+NAMES = ("q", "k", "v")
+# The orientation of its scales that the product reads each operand in, and the axis of (B, S, H, D) that it contracts.
+ROWS = {"q": "tokens", "k": "tokens", "v": "head_dim"}
+CONTRACTED = {"q": 3, "k": 3, "v": 1}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One checked call.
+
+    Attributes:
+        tensors: q, k, v: floats, or the codes of an MXOperand.
+        scales: of each, its packed scales in the order of their names, or nothing for floats.
+        axes: of each, its blocked axes, or nothing for floats.
+        softmax_scale: a number.
+        causal: bottom-right aligned mask.
+        options: of the attention.
+    """
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    scales: tuple[Sequence[torch.Tensor], ...]
+    axes: tuple[tuple[int, ...], ...]
+    softmax_scale: float
+    causal: bool
+    options: AttentionOptions
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """dtype of O."""
+        if self.options.out_dtype != "auto":
+            return getattr(torch, self.options.out_dtype)
+        q = self.tensors[0]
+        return q.dtype if q.is_floating_point() else torch.bfloat16
+
+    def empty_output(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """O and lse, nothing in them yet."""
+        q = self.tensors[0]
+        batch, seqlen_q, num_heads_q, _ = q.shape
+        o = torch.empty(q.shape, dtype=self.out_dtype, device=q.device)
+        return o, torch.empty((batch, num_heads_q, seqlen_q), dtype=torch.float32, device=q.device)
+
+    def operand(self, index: int) -> MXOperand:
+        """q, k or v as the MXOperand that it was given as."""
+        codes, axes = self.tensors[index], self.axes[index]
+        names = sorted(packed_shapes(tuple(codes.shape), axes, None))
+        return MXOperand(codes, dict(zip(names, self.scales[index], strict=True)), axes)
+
+    def check_device(self) -> None:
+        """Refuse a device that no kernel runs on, and addresses that TMA cannot take: for tensors with data.
+
+        Raises:
+            ValueError: such a device or address.
+            ModuleNotFoundError: kernels cannot be compiled here.
+        """
+        target_of(self.tensors[0].device)
+        require_toolchain()
+        for name, x, axes in zip(NAMES, self.tensors, self.axes, strict=True):
+            if axes and x.data_ptr() % TMA_ALIGNMENT_BYTES:
+                raise ValueError(
+                    f"codes of {name} start at an address that is not a multiple of {TMA_ALIGNMENT_BYTES} bytes, which TMA "
+                    "cannot take; copy them with .clone()"
+                )
+
+
+def check_call(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scales: tuple[Sequence[torch.Tensor], ...],
+    axes: tuple[Sequence[int], ...],
+    softmax_scale: float | None,
+    causal: bool,
+    options: AttentionOptions,
+) -> Call:
+    """Check the parts of a call against each other.
+
+    Raises:
+        ValueError: says what was given and what is allowed.
+    """
+    q, k, v = tensors
+    check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape))
+    head_dim = q.shape[-1]
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(
+            f"head_dim = {head_dim} is not supported; allowed: {' and '.join(map(str, HEAD_DIMS))} (zero-pad D, and pass the "
+            "softmax_scale of the original head_dim)"
+        )
+    softmax_scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
+    check_scale_and_mask(softmax_scale, causal)
+    check_softmax_scale(softmax_scale)
+    _check_kinds(tensors, axes)
+    _check_options(options, k_is_quantized=bool(axes[1]))
+    for name, x in zip(NAMES, tensors, strict=True):
+        if x.numel() > MAX_ELEMENTS:
+            raise ValueError(f"{name} has {x.numel()} elements; allowed: at most 2^31 - 1")
+    return Call(tensors, scales, tuple(map(tuple, axes)), softmax_scale, causal, options)
+
+
+def _check_kinds(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], axes: tuple[Sequence[int], ...]
+) -> None:
+    """Devices, dtypes, and blocks and strides of what is quantized already."""
+    devices = {name: x.device for name, x in zip(NAMES, tensors, strict=True)}
+    if len(set(devices.values())) > 1:
+        given = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"{given}; allowed: all on one device")
+    floats = {}
+    for name, x, blocked in zip(NAMES, tensors, axes, strict=True):
+        if not blocked:
+            check_floats(x, name)
+            floats[name] = x.dtype
+            continue
+        if CONTRACTED[name] not in blocked:
+            raise ValueError(
+                f"{name} has blocks along axes {tuple(blocked)} of (B, S, H, D), but the product contracts axis "
+                f"{CONTRACTED[name]}; allowed: ({CONTRACTED[name]},), or (1, 3) for squares"
+            )
+        _check_strides(name, x)
+    if len(set(floats.values())) > 1:
+        given = ", ".join(f"{name} is {dtype}" for name, dtype in floats.items())
+        raise ValueError(f"{given}; allowed: one dtype")
+
+
+def _check_strides(name: str, codes: torch.Tensor) -> None:
+    """TMA needs elements along D side by side, and all else a multiple of 16 bytes apart."""
+    outer = [stride for length, stride in zip(codes.shape[:-1], codes.stride()[:-1], strict=True) if length > 1]
+    if codes.stride(-1) != 1 or any(stride % TMA_ALIGNMENT_BYTES or stride < 1 for stride in outer):
+        raise ValueError(
+            f"codes of {name} of shape {tuple(codes.shape)} have strides {codes.stride()}, which TMA cannot take; allowed: 1 for "
+            f"the last axis and multiples of {TMA_ALIGNMENT_BYTES} for the others (.contiguous() copies them)"
+        )
+
+
+def _check_options(options: AttentionOptions, *, k_is_quantized: bool) -> None:
+    """What the kernel does of what the numerics define."""
+    for name, allowed in KERNEL_OPTIONS.items():
+        value = getattr(options, name)
+        if value not in allowed:
+            raise ValueError(
+                f"options.{name} = {value!r} is not in the kernel; allowed: {', '.join(map(repr, allowed))} "
+                "(mxfp8fa.numerics.attention_mxfp8 has it, in NumPy)"
+            )
+    if options.k_mean and k_is_quantized:
+        raise ValueError("options.k_mean = True needs k as floats; k is an MXOperand (subtract the mean before quantizing)")

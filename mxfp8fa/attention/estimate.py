@@ -1,0 +1,54 @@
+"""How long an emulated call will take, said before it begins."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from mxfp8fa.attention.checks import Call
+from mxfp8fa.kernels.execution import emulated_rate, progress_lines
+from mxfp8fa.numerics.forward import visited_kv_tiles
+from mxfp8fa.numerics.problem import Sequence
+
+# Warp-instructions of the forward kernel for 128 x 128 scores, and for a tile of 128 queries besides, by head_dim.
+TILE_INSTRUCTIONS = {64: 8_000, 128: 9_000}
+QUERY_TILE_INSTRUCTIONS = {64: 10_000, 128: 12_000}
+QUIET_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def announced(call: Call) -> Iterator[None]:
+    """Say on stderr what is coming and then how far it is, if it runs in the emulator and takes long."""
+    if call.tensors[0].device.type != "cpu":
+        yield
+        return
+    instructions = warp_instructions(call)
+    seconds = instructions / emulated_rate()
+    if seconds < QUIET_SECONDS:
+        yield
+        return
+    with progress_lines(lambda line: print(f"mxfp8fa: {line}", file=sys.stderr, flush=True)) as show:
+        if show is not None:
+            show(
+                f"attention of {tuple(call.tensors[0].shape)} in the emulator: about {instructions / 1e6:.1f} million "
+                f"warp-instructions, about {_duration(seconds)} (a GPU needs microseconds)"
+            )
+        yield
+
+
+def warp_instructions(call: Call) -> int:
+    """An estimate, from the tiles that the kernel visits."""
+    q, k, _ = call.tensors
+    (batch, seqlen_q, num_heads_q, head_dim), seqlen_k = q.shape, k.shape[1]
+    sequence = Sequence(0, 0, seqlen_q, 0, seqlen_k, call.causal)
+    q_tiles = range(-(-seqlen_q // call.options.tile_m))
+    tiles = sum(len(visited_kv_tiles(sequence, q_tile, call.options)) for q_tile in q_tiles)
+    each = len(q_tiles) * QUERY_TILE_INSTRUCTIONS[head_dim] + tiles * TILE_INSTRUCTIONS[head_dim]
+    return batch * num_heads_q * each
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"

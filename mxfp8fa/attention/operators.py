@@ -1,0 +1,92 @@
+"""The torch operator behind `flash_attn_func`: what `torch.compile`, FakeTensor and autograd see.
+
+An operator takes tensors, numbers and strings only. So an `MXOperand` comes as codes, packed scales and axes, options
+come as text, and everything is put together again inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from mxfp8fa.attention.checks import Call, check_call
+from mxfp8fa.attention.payloads import payloads
+from mxfp8fa.numerics.options import AttentionOptions
+
+_options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
+
+
+@torch.library.custom_op("mxfp8fa::attention_forward", mutates_args=())
+def attention_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_scales: Sequence[torch.Tensor],
+    k_scales: Sequence[torch.Tensor],
+    v_scales: Sequence[torch.Tensor],
+    q_axes: Sequence[int],
+    k_axes: Sequence[int],
+    v_axes: Sequence[int],
+    softmax_scale: float | None,
+    causal: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and lse: see `flash_attn_func`. Scales and axes are empty for floats."""
+    call = _call(q, k, v, (q_scales, k_scales, v_scales), (q_axes, k_axes, v_axes), softmax_scale, causal, options)
+    o, lse = call.empty_output()
+    if 0 in q.shape:
+        return o, lse
+    if k.shape[1] == 0:
+        return o.zero_(), lse.fill_(float("-inf"))
+    call.check_device()
+    operands, lse_shift = payloads(call)
+
+    from mxfp8fa.attention.estimate import announced
+    from mxfp8fa.kernels.forward import forward
+
+    with announced(call):
+        o, lse = forward(
+            *operands, softmax_scale=call.softmax_scale, causal=causal, options=call.options, out_dtype=call.out_dtype
+        )
+    return o, lse if lse_shift is None else lse + lse_shift
+
+
+@attention_forward.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_scales: Sequence[torch.Tensor],
+    k_scales: Sequence[torch.Tensor],
+    v_scales: Sequence[torch.Tensor],
+    q_axes: Sequence[int],
+    k_axes: Sequence[int],
+    v_axes: Sequence[int],
+    softmax_scale: float | None,
+    causal: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and dtypes of the results, with the same checks."""
+    call = _call(q, k, v, (q_scales, k_scales, v_scales), (q_axes, k_axes, v_axes), softmax_scale, causal, options)
+    return call.empty_output()
+
+
+def _call(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: tuple[Sequence[torch.Tensor], ...],
+    axes: tuple[Sequence[int], ...], softmax_scale: float | None, causal: bool, options: str,
+) -> Call:  # fmt: skip
+    return check_call((q, k, v), scales, axes, softmax_scale, causal, _options_from(options))
+
+
+def _no_gradient(_ctx: Any, *_gradients: torch.Tensor) -> None:
+    raise NotImplementedError(
+        "flash_attn_func has no gradient yet: call it under torch.no_grad(), or detach its result. "
+        "mxfp8fa.numerics.attention_mxfp8_backward computes dQ, dK and dV in NumPy"
+    )
+
+
+# Without this the operator would cut the graph in silence, and parameters before it would never learn.
+attention_forward.register_autograd(_no_gradient)
