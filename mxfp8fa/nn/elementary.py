@@ -72,6 +72,16 @@ def lane_sum(p: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     return tree_sum(lanes)
 
 
+def half_sum(p: torch.Tensor) -> torch.Tensor:
+    """Sums of E4M3 values along the last axis in packed float16, promoted: `mxfp8fa.numerics.softmax.half_sum`."""
+    groups = p.half().unflatten(-1, (-1, SUM_LANES))
+    lanes = groups[..., 0, :]
+    for group in range(1, groups.shape[-2]):
+        lanes = lanes + groups[..., group, :]
+    pair = ((lanes[..., 0:2] + lanes[..., 2:4]) + (lanes[..., 4:6] + lanes[..., 6:8])).float()
+    return pair[..., 0] + pair[..., 1]
+
+
 def tree_sum(lanes: torch.Tensor) -> torch.Tensor:
     """(..., 8) -> (...): the additions of `mxfp8fa.numerics.softmax.tree_sum`."""
     pair = (lanes[..., 0:2] + lanes[..., 2:4]) + (lanes[..., 4:6] + lanes[..., 6:8])

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 
 from mxfp8fa.nn.blocks import decode, decode_scale, encode
-from mxfp8fa.nn.elementary import exp2, float32, fma, lane_sum
+from mxfp8fa.nn.elementary import exp2, float32, fma, half_sum, lane_sum
 from mxfp8fa.numerics import softmax as model
 from mxfp8fa.numerics.formats import E4M3
 from mxfp8fa.numerics.mx_tensor import BLOCK
 from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.scale_rules import SCALE_NAN
-from mxfp8fa.numerics.softmax import DYNAMIC_TOP, E4M3_BIAS, E8M0_BIAS
+from mxfp8fa.numerics.softmax import DIRECT_CODE_OF_NAN, DYNAMIC_TOP, E4M3_BIAS, E8M0_BIAS
 
 SHARE_PERIOD = 16  # direct and exact columns alternate with this period
 LN_2, REFERENCE_LIMIT_LOG2 = float(model.LN_2), float(model.REFERENCE_LIMIT_LOG2)
@@ -97,7 +97,7 @@ def probabilities(
         p = exp2(exponent(1, 0.0))
         codes = _encode_p(p)
         return (decode(codes) if options.row_sum == "rounded" else p), codes
-    codes = _direct_codes(exponent(8, E4M3_BIAS + options.direct_bias))
+    codes = _direct_codes(exponent(8, E4M3_BIAS + options.direct_bias), DIRECT_CODE_OF_NAN[options.direct_codes])
     if options.direct_columns < SHARE_PERIOD:
         column = torch.arange(keys, device=codes.device) % SHARE_PERIOD
         exact = _encode_p(exp2(exponent(1, 0.0)))
@@ -157,9 +157,10 @@ def _encode_p(p: torch.Tensor) -> torch.Tensor:
     return encode(p.clamp(max=P_MAX))
 
 
-def _direct_codes(y: torch.Tensor) -> torch.Tensor:
-    """E4M3 codes from y = 8 * (log2 P + 7 + c): rounded and clamped to 0..255; NaN becomes 0."""
-    return torch.where(y > 0, y, 0.0).round().clamp(max=255.0).to(torch.uint8)
+def _direct_codes(y: torch.Tensor, nan_code: int) -> torch.Tensor:
+    """E4M3 codes from y = 8 * (log2 P + 7 + c): rounded and clamped to 0..255."""
+    codes = torch.where(y > 0, y, 0.0).round().clamp(max=255.0)
+    return torch.where(torch.isnan(y), float(nan_code), codes).to(torch.uint8)
 
 
 def _add_to_row_sum(
@@ -167,7 +168,7 @@ def _add_to_row_sum(
 ) -> torch.Tensor:
     """row_sum + the sum of p, which is in units of 2^-offset or of its dynamic block scale."""
     if options.p_scale == "constant":
-        return lane_sum(p, row_sum)
+        return row_sum + half_sum(p) if options.sum_format == "float16" else lane_sum(p, row_sum)
     scale = decode_scale(scale_e8m0)
     for block in range(scale.shape[-1]):
         part = lane_sum(p[..., block * BLOCK : (block + 1) * BLOCK], torch.zeros_like(row_sum))

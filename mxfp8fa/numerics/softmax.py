@@ -8,6 +8,11 @@ m it is measured from, and softmax_scale_log2 = float32(softmax_scale * log2 e):
     y      = fma(s, 8 * softmax_scale_log2, fma(-m, 8 * softmax_scale_log2, 8 * (p_offset + (7 + c))))
     direct codes = clamp(rint(y), 0, 255)
 
+Direct codes come out of either of two instruction sequences, options.direct_codes: "integer" converts y to an integer and
+packs bytes with saturation (cvt.rni.s32.f32, cvt.pack.sat.u8.s32.b32); "subnormal" scales y by 2^-24, so that the bits of
+the float16 subnormal that it rounds to are the code (cvt.rn.relu.f16x2.f32), and shifts of it by 7 are the float16 of
+2^-8 P, ready to be summed. They differ in the code of a NaN only.
+
 With dynamic scales, minus the exponent of the block's scale stands for p_offset. A maximum so large that the float32
 number fma(-m, ...) has lost the fraction of x (|m * softmax_scale_log2| > 2^16) takes fma(s - m, softmax_scale_log2,
 p_offset) instead: one more subtraction, in a branch that ordinary scores never take.
@@ -41,6 +46,8 @@ REFERENCE_LIMIT_LOG2 = np.float32(2.0**16)
 # A dynamic scale puts the largest P of a block into [2^7, 2^8): the largest power of two below 448 / 2.
 DYNAMIC_TOP = 7
 FLOAT32_MIN_NORMAL = np.float32(2.0**-126)
+# Of cvt.rni.s32.f32; of the low byte of the NaN 0x7FFF that cvt.rn.relu.f16x2.f32 gives, an E4M3 NaN (PTX ISA, cvt).
+DIRECT_CODE_OF_NAN = {"integer": 0, "subnormal": 0xFF}
 # Packed f32x2 additions: four accumulators of two lanes.
 SUM_LANES = 8
 
@@ -136,7 +143,8 @@ class OnlineSoftmax:
         """row_sum = row_sum * acc_scale + sum of p; p is in units of 2^-offset, or of its dynamic block scale."""
         row_sum = self.row_sum * acc_scale
         if self.options.p_scale == "constant":
-            self.row_sum = lane_sum(p, row_sum)
+            half = self.options.sum_format == "float16"
+            self.row_sum = row_sum + half_sum(p) if half else lane_sum(p, row_sum)
             return
         for block, scale in enumerate(decode(scale_e8m0, E8M0).T):  # (tile_m,)
             row_sum = fma(lane_sum(p[:, block * BLOCK : (block + 1) * BLOCK], np.float32(0)), scale, row_sum)
@@ -157,7 +165,8 @@ def probabilities(
         p = exp2_ftz(exponent(1, 0.0))
         codes = encode(p, "e4m3")
         return (decode(codes, "e4m3") if options.row_sum == "rounded" else p), codes
-    codes = direct_codes(exponent(8, E4M3_BIAS + options.direct_bias))
+    nan_code = DIRECT_CODE_OF_NAN[options.direct_codes]
+    codes = direct_codes(exponent(8, E4M3_BIAS + options.direct_bias), nan_code=nan_code)
     if options.direct_columns < 16:
         is_direct = np.arange(codes.shape[key_axis]) % 16 >= 16 - options.direct_columns
         exact = encode(exp2_ftz(exponent(1, 0.0)), "e4m3")
@@ -165,14 +174,19 @@ def probabilities(
     return decode(codes, "e4m3"), codes
 
 
-def direct_codes(y: Float32) -> NDArray[np.uint8]:
+def direct_codes(y: Float32, *, nan_code: int = 0) -> NDArray[np.uint8]:
     """E4M3 codes from y = 8 * (log2 P + 7 + c), without an exponential.
 
     A positive code is the integer 8 * (exponent + 7) + mantissa, that is 8 * (log2 P + 7) but for the curvature of 2^f
-    against 1 + f, which c splits in two. NaN becomes 0, as in cvt.rni.s32.f32; the upper clamp is that of
-    cvt.pack.sat.u8.s32.b32 (PTX ISA) and not reached, by the limit on p_offset + rescale_threshold.
+    against 1 + f, which c splits in two. The upper clamp is that of cvt.pack.sat.u8.s32.b32 (PTX ISA) and not reached, by
+    the limit on p_offset + rescale_threshold.
+
+    Args:
+        y: any shape.
+        nan_code: what a NaN becomes, see `DIRECT_CODE_OF_NAN`.
     """
-    return np.minimum(np.rint(np.where(y > 0, y, np.float32(0))), np.float32(255)).astype(np.uint8)
+    codes = np.minimum(np.rint(np.where(y > 0, y, np.float32(0))), np.float32(255)).astype(np.uint8)
+    return np.where(np.isnan(y), np.uint8(nan_code), codes)
 
 
 def shifted(s: Float32, reference: Float32, scale_log2: np.float32, addend: Any, *, gain: int = 1) -> Float32:
@@ -216,6 +230,20 @@ def lane_sum(p: Float32, start: Any) -> Float32:
     for group in range(1, groups.shape[1]):
         lanes += groups[:, group]
     return tree_sum(lanes)
+
+
+def half_sum(p: Float32) -> Float32:
+    """Row sums of E4M3 values in packed float16: (rows, n) -> (rows,) float32, n at most 256.
+
+    The eight lanes of `lane_sum`, four pairs of float16, and the first two levels of its tree are added in float16; each
+    half of what remains, at most 128 values of at most 448, fits float16 and is promoted.
+    """
+    groups = p.astype(np.float16).reshape(len(p), -1, SUM_LANES)  # exact: E4M3 has fewer bits and a smaller range
+    lanes = groups[:, 0]  # (rows, 8)
+    for group in range(1, groups.shape[1]):
+        lanes = lanes + groups[:, group]
+    pair = ((lanes[:, 0:2] + lanes[:, 2:4]) + (lanes[:, 4:6] + lanes[:, 6:8])).astype(np.float32)
+    return pair[:, 0] + pair[:, 1]
 
 
 def tree_sum(lanes: Float32) -> Float32:

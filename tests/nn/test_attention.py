@@ -17,6 +17,9 @@ OPTIONS = {
     "rounded sum": AttentionOptions(row_sum="rounded"),
     "direct": AttentionOptions(exp="direct", row_sum="rounded"),
     "quarter direct": AttentionOptions(exp="direct", row_sum="rounded", direct_share=0.25),
+    "direct by subnormals, float16 sum": AttentionOptions(
+        exp="direct", row_sum="rounded", sum_format="float16", direct_codes="subnormal"
+    ),
     "dynamic": AttentionOptions(p_scale="dynamic", rescale_threshold=8.0),
     "square everywhere": AttentionOptions(qk_blocks="square", v_blocks="square"),
     "1x32 everywhere": AttentionOptions(qk_blocks="1x32", do_blocks="1x32", grad_qk_blocks="1x32", grad_v_blocks="1x32"),

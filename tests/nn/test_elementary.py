@@ -5,11 +5,13 @@ import pytest
 import torch
 from devices import DEVICES
 
-from mxfp8fa.nn.elementary import exp2, fma, lane_sum, row_dot
+from mxfp8fa.nn.elementary import exp2, fma, half_sum, lane_sum, row_dot
 from mxfp8fa.numerics.backward_inputs import row_dot as numpy_row_dot
 from mxfp8fa.numerics.exp2 import EXCEPTIONS
 from mxfp8fa.numerics.fma import fma as numpy_fma
+from mxfp8fa.numerics.formats import decode as numpy_decode
 from mxfp8fa.numerics.softmax import exp2_ftz
+from mxfp8fa.numerics.softmax import half_sum as numpy_half_sum
 from mxfp8fa.numerics.softmax import lane_sum as numpy_lane_sum
 
 
@@ -68,5 +70,7 @@ def test_sums_in_the_order_of_the_kernel(device):
     rng = np.random.default_rng(5)
     p, start = rng.random((50, 128), np.float32), rng.random(50, np.float32)
     same_bits(lane_sum(*(torch.from_numpy(x).to(device) for x in (p, start))), numpy_lane_sum(p, start))
+    values = numpy_decode(rng.integers(0, 127, (50, 256), dtype=np.uint8), "e4m3")
+    same_bits(half_sum(torch.from_numpy(values).to(device)), numpy_half_sum(values))
     a, b = rng.standard_normal((2, 50, 96)).astype(np.float32)
     same_bits(row_dot(*(torch.from_numpy(x).to(device) for x in (a, b))), numpy_row_dot(a, b))

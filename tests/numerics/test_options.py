@@ -105,6 +105,13 @@ def test_direct_codes():
             AttentionOptions(direct_bias=bias)
 
 
+def test_float16_sums_add_rounded_values_of_one_scale():
+    AttentionOptions(row_sum="rounded", sum_format="float16")
+    for other in ({}, {"row_sum": "rounded", "p_scale": "dynamic"}):
+        with pytest.raises(ValueError, match="allowed are row_sum='rounded' and p_scale='constant'"):
+            AttentionOptions(sum_format="float16", **other)
+
+
 def test_dq_scale():
     for value in (-24, 0, 24, "auto"):
         assert AttentionOptions(dq_scale_log2=value).dq_scale_log2 == value

@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 
-from mxfp8fa.numerics import AttentionOptions, encode_scalar
+from mxfp8fa.numerics import AttentionOptions, decode, encode_scalar
 from mxfp8fa.numerics.backward import visited_q_tiles
 from mxfp8fa.numerics.dq import DqAccumulator
 from mxfp8fa.numerics.forward import visited_kv_tiles
 from mxfp8fa.numerics.problem import Sequence
-from mxfp8fa.numerics.softmax import OnlineSoftmax, direct_codes, exp2_ftz, lane_sum
+from mxfp8fa.numerics.softmax import (
+    DIRECT_CODE_OF_NAN,
+    OnlineSoftmax,
+    direct_codes,
+    exp2_ftz,
+    half_sum,
+    lane_sum,
+)
 
 F32 = np.float32
 DIRECT = AttentionOptions(exp="direct", row_sum="rounded")
@@ -71,6 +78,33 @@ def test_direct_codes_of_special_values():
     """cvt.rni.s32.f32 and cvt.pack.sat.u8: ties to even, NaN and everything negative to 0."""
     y = np.array([0.5, 1.5, 2.5, 126.4, -0.4, -1e9, -np.inf, np.nan, 1e9, np.inf], F32)
     np.testing.assert_array_equal(direct_codes(y), [0, 2, 2, 126, 0, 0, 0, 0, 255, 255])
+
+
+def test_a_nan_is_kept_by_the_conversion_to_subnormals():
+    y = np.array([np.nan, -np.inf, 56, 126.4], F32)
+    np.testing.assert_array_equal(direct_codes(y, nan_code=DIRECT_CODE_OF_NAN["subnormal"]), [0xFF, 0, 56, 126])
+    assert encode_scalar(float("nan"), "e4m3") & 0x7F == DIRECT_CODE_OF_NAN["subnormal"] & 0x7F
+
+
+def test_a_code_is_the_bits_of_a_float16_subnormal():
+    """The claim behind direct_codes="subnormal": rounding y * 2^-24 to float16 rounds y to an integer, and shifted by 7
+    these bits are the float16 of 2^-8 P."""
+    y = np.linspace(0, 126.4, 100_001).astype(F32)
+    bits = (y * F32(2.0**-24)).astype(np.float16).view(np.uint16)
+    codes = direct_codes(y)
+    np.testing.assert_array_equal(bits, codes)
+    np.testing.assert_array_equal((bits << 7).view(np.float16), decode(codes, "e4m3") * F32(2.0**-8))
+
+
+@pytest.mark.parametrize("n", [32, 128, 256])
+def test_half_sum(n):
+    """Within 2^-11 a level of additions, and exact where the sums need no more than 11 bits; the largest do not overflow."""
+    rng = np.random.default_rng(0)
+    values = decode(rng.integers(0, 127, (200, n), dtype=np.uint8), "e4m3")
+    exact = values.sum(axis=1, dtype=np.float64)
+    assert np.abs(half_sum(values) / exact - 1).max() < (n // 8 + 2) * 2.0**-11
+    np.testing.assert_array_equal(half_sum(np.full((3, n), 4, F32)), np.full(3, 4 * n, F32))
+    assert half_sum(np.full((1, n), 448, F32))[0] == pytest.approx(448 * n, rel=1e-2)
 
 
 def test_lane_sum_is_the_sum_of_integers():
