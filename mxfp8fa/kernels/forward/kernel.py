@@ -1,0 +1,191 @@
+"""The kernel: instructions, layouts and copies, and sixteen warps that each go to their role.
+
+    warps      role         does                                    in
+    0-3, 4-7   softmax      rows of S to P                          softmax.py
+    8-11       correction   O rescaled, divided, to shared memory   correction.py
+    12         mma          all products                            mma.py
+    13         epilogue     O to global memory                      epilogue.py
+    14         load         Q, K, V to shared memory                load.py
+    15         none         registers come in groups of four warps
+
+Roles talk through the barriers of `plan.py`; what they compute is `mxfp8fa.numerics.attention_mxfp8`, bit for bit.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.utils.blackwell_helpers as blackwell
+from cutlass import cute, memory
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync
+from cutlass.utils import LayoutEnum, blockscaled_layout
+
+from mxfp8fa.kernels.forward import plan
+from mxfp8fa.kernels.forward.correction import correct
+from mxfp8fa.kernels.forward.epilogue import store
+from mxfp8fa.kernels.forward.events import Fixed, events_of
+from mxfp8fa.kernels.forward.load import Source, load
+from mxfp8fa.kernels.forward.mma import Operands, multiply
+from mxfp8fa.kernels.forward.plan import BARRIERS, CHUNK_BYTES, CHUNK_STAGES, KV_STAGES, Q_TILES, TILE_M, TILE_N, TMEM
+from mxfp8fa.kernels.forward.scheduler import Scheduler
+from mxfp8fa.kernels.forward.softmax import softmax
+from mxfp8fa.kernels.forward.tensors import permuted, unfold
+from mxfp8fa.kernels.steps.step1_one_mma import free_tmem, tma_tiles
+from mxfp8fa.kernels.steps.step2_k_loop import set_up
+from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3, E8M0, TILE, make_tiled_mma
+from mxfp8fa.kernels.steps.step4_quantizer import make_tiled_mma_from_tmem
+
+
+@cute.jit
+def attention_forward(
+    codes: tuple,
+    atoms: tuple,
+    mO: cute.Tensor,
+    mLSE: cute.Tensor,
+    sizes: tuple,
+    ctas: cutlass.Int32,
+    scale_log2: cutlass.Float32,
+    config: cutlass.Constexpr[plan.Config],
+) -> None:
+    """Choose instructions, layouts and copies; launch.
+
+    Args:
+        codes: of Q (B, Sq, Hq, D), K and V (B, Sk, Hkv, D) in E4M3, each as rows (`tensors.py`).
+        atoms: their scales, Q and K (B, H, tiles, 512) with tokens as rows of an atom, V with head_dim; as rows.
+        mO: (B, Sq, Hq, D) FP32, BF16 or FP16, as rows.
+        mLSE: (B, Hq, Sq) FP32, flat.
+        sizes: B, Sq, Sk, Hq, Hkv, and heads of a group (`scheduler.py`).
+        ctas: as many as run at the same time.
+        scale_log2: softmax_scale * log2(e).
+        config: what is compiled in.
+    """
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, _ = sizes
+    head_dim = config.head_dim
+    qk = make_tiled_mma(OperandMajorMode.K, OperandMajorMode.K)
+    pv = make_tiled_mma_from_tmem(head_dim, OperandMajorMode.MN)
+    lengths = (seqlen_q, heads_q), (seqlen_k, heads_kv), (seqlen_k, heads_kv)
+    order = (1, 3, 2, 0), (1, 3, 2, 0), (3, 1, 2, 0)  # V is V^T, (D, S, H, B)
+    matrices = [
+        permuted(unfold(x, batch, *length), modes)
+        for x, length, modes in zip(codes, lengths, order, strict=True)
+    ]
+    tiles = [(cute.ceil_div(seqlen, TILE_M), heads) for seqlen, heads in lengths]
+    atoms = tuple(unfold(x, batch, heads, n) for x, (n, heads) in zip(atoms, tiles, strict=True))
+    mO = permuted(unfold(mO, batch, seqlen_q, heads_q), order[0])
+    mLSE = cute.make_tensor(mLSE.iterator, cute.make_ordered_layout((batch, heads_q, seqlen_q), order=(2, 1, 0)))
+    layouts = make_layouts(qk, pv, head_dim, mO.element_type)
+    copies = make_copies(qk, pv, head_dim, matrices, mO, layouts)
+    work_tiles = cute.ceil_div(seqlen_q, Q_TILES * TILE_M) * batch * heads_q
+    forward_kernel(
+        (qk, pv), layouts, *copies, atoms, mLSE, sizes, scale_log2, config
+    ).launch(grid=(cutlass.min(ctas, work_tiles), 1, 1), block=(plan.THREADS, 1, 1), min_blocks_per_mp=1)  # fmt: skip
+
+
+def make_layouts(qk: cute.TiledMma, pv: cute.TiledMma, head_dim: int, o_type: type[cutlass.Numeric]) -> tuple:
+    """Shared memory for Q, K, V, their scales, and chunks of O."""
+    qk_tile, pv_tile = (TILE_M, TILE_N, head_dim), (TILE_M, head_dim, TILE_N)
+    return (
+        blackwell.make_smem_layout_a(qk, qk_tile, E4M3, Q_TILES),
+        blackwell.make_smem_layout_b(qk, qk_tile, E4M3, KV_STAGES),
+        blackwell.make_smem_layout_b(pv, pv_tile, E4M3, KV_STAGES),
+        *(blockscaled_layout.make_smem_layout_sfa(qk, TILE, BLOCK, n) for n in (Q_TILES, KV_STAGES, KV_STAGES)),
+        blackwell.make_smem_layout_epi(o_type, LayoutEnum.ROW_MAJOR, chunk_shape(o_type), CHUNK_STAGES),
+    )
+
+
+def chunk_shape(o_type: type[cutlass.Numeric]) -> tuple[int, int]:
+    """Rows and columns of a chunk of O."""
+    return TILE_M, CHUNK_BYTES * 8 // o_type.width
+
+
+def make_copies(
+    qk: cute.TiledMma, pv: cute.TiledMma, head_dim: int, matrices: list, mO: cute.Tensor, layouts: tuple
+) -> tuple[tuple, tuple]:
+    """The TMA copies of Q, K, V and O, and these tensors as the copies see them."""
+    qk_tile, pv_tile = (TILE_M, TILE_N, head_dim), (TILE_M, head_dim, TILE_N)
+    into = cpasync.CopyBulkTensorTileG2SOp()
+    (mQ, mK, mV), (q_layout, k_layout, v_layout, *_, o_layout) = matrices, layouts
+    copies = (
+        cute.nvgpu.make_tiled_tma_atom_A(into, mQ, q_layout, qk_tile, qk),
+        cute.nvgpu.make_tiled_tma_atom_B(into, mK, k_layout, qk_tile, qk),
+        cute.nvgpu.make_tiled_tma_atom_B(into, mV, v_layout, pv_tile, pv),
+        cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), mO, cute.select(o_layout, mode=[0, 1]), chunk_shape(mO.element_type)
+        ),
+    )
+    return tuple(tma for tma, _ in copies), tuple(mX for _, mX in copies)
+
+
+@cute.kernel
+def forward_kernel(
+    products: tuple,
+    layouts: tuple,
+    tma: tuple,
+    matrices: tuple,
+    atoms: tuple,
+    mLSE: cute.Tensor,
+    sizes: tuple,
+    scale_log2: cutlass.Float32,
+    config: cutlass.Constexpr[plan.Config],
+) -> None:
+    """One CTA: its share of the work tiles."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    smem = memory.SmemAllocator()
+    storage = smem.allocate(plan.Storage)
+    tiles, scales, sO = allocate_tiles(smem, layouts, config.o_type)
+    tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
+    cta = Fixed(
+        config=config, scale_log2=scale_log2, tmem=tmem, sO=sO,
+        events=events_of(storage),
+        work=Scheduler(sizes, config.causal),
+        acc_scale=storage.acc_scale.data_ptr(), row_max=storage.row_max.data_ptr(), row_sum=storage.row_sum.data_ptr(),
+    )  # fmt: skip
+
+    if warp < plan.SOFTMAX_WARPS:
+        cute.arch.setmaxregister_increase(plan.SOFTMAX_REGISTERS)
+        softmax(cta, warp // 4)
+    elif warp < plan.MMA_WARP:
+        cute.arch.setmaxregister_decrease(plan.CORRECTION_REGISTERS)
+        correct(cta, mLSE)
+    else:
+        cute.arch.setmaxregister_decrease(plan.OTHER_REGISTERS)
+        if warp == plan.MMA_WARP:
+            multiply(cta, Operands(products, tiles, scales, layouts[3], tmem, config.head_dim))
+        elif warp == plan.EPILOGUE_WARP:
+            store(cta, tma[3], *store_tiles(tma[3], matrices[3], sO, config.o_type))
+        elif warp == plan.LOAD_WARP:
+            load(cta, *sources(products, tma, matrices, atoms, tiles, scales, config.head_dim))
+    free_tmem(tmem, TMEM.allocation, warp)
+
+
+forward_kernel.set_name_prefix("attention_forward", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+def allocate_tiles(smem: memory.SmemAllocator, layouts: tuple, o_type: type) -> tuple[tuple, tuple, cute.Tensor]:
+    """Shared memory for codes and scales of Q, K, V, and for chunks of O."""
+    *codes, sf_q, sf_k, sf_v, o = layouts
+    tiles = tuple(smem.allocate_tensor(E4M3, x.outer, byte_alignment=1024, swizzle=x.inner) for x in codes)
+    sO = smem.allocate_tensor(o_type, o.outer, byte_alignment=1024, swizzle=o.inner)
+    return tiles, tuple(smem.allocate_tensor(E8M0, x, byte_alignment=128) for x in (sf_q, sf_k, sf_v)), sO
+
+
+def sources(
+    products: tuple, tma: tuple, matrices: tuple, atoms: tuple, tiles: tuple, scales: tuple, head_dim: int
+) -> list[Source]:
+    """Q, K and V as the load warp takes them."""
+    (qk, pv), (mQ, mK, mV, _) = products, matrices
+    rest = (None, None)  # heads, batch
+    parts = (
+        qk.get_slice(0).partition_A(cute.local_tile(mQ, (TILE_M, head_dim), (None, 0, *rest))),
+        qk.get_slice(0).partition_B(cute.local_tile(mK, (TILE_N, head_dim), (None, 0, *rest))),
+        pv.get_slice(0).partition_B(cute.local_tile(mV, (head_dim, TILE_N), (0, None, *rest))),
+    )
+    return [
+        Source(copy, *tma_tiles(copy, sX, part), mSF, sSF)
+        for copy, sX, part, mSF, sSF in zip(tma[:3], tiles, parts, atoms, scales, strict=True)
+    ]
+
+
+def store_tiles(tma: cute.CopyAtom, mO: cute.Tensor, sO: cute.Tensor, o_type: type) -> tuple[Any, Any]:
+    """Source (TMA, stages) and destination (TMA, tiles of queries, chunks of a row, heads, batch) of the copies of O."""
+    gO = cute.local_tile(mO, chunk_shape(o_type), (None, None, None, None))
+    return cpasync.tma_partition(tma, 0, cute.make_layout(1), cute.group_modes(sO, 0, 2), cute.group_modes(gO, 0, 2))

@@ -1,0 +1,88 @@
+"""What a softmax thread computes on its row, in the float32 operations of `mxfp8fa.numerics.softmax` and their order."""
+
+import cutlass
+from cutlass import cute
+from cutlass.cute.nvgpu import tcgen05
+
+from mxfp8fa.kernels.forward.plan import Config
+from mxfp8fa.kernels.steps.step4_quantizer import lanes
+from mxfp8fa.kernels.steps.step5_attention_tile import lane_sum, largest, reference
+from mxfp8fa.numerics.softmax import LN_2, REFERENCE_LIMIT_LOG2
+
+PART = 32  # columns of tensor memory that an instruction loads
+
+__all__ = ["finish", "lane_sum", "largest", "load_scores", "mask", "probabilities", "rounded", "update_max"]
+
+
+def load_scores(tmem: cute.Pointer, columns: int, thread: cutlass.Int32) -> cute.Tensor:
+    """The thread's row in registers, by loads of 32 columns: one of 128 needs more registers than a launch of 512 has."""
+    row = cute.make_rmem_tensor(columns, cutlass.Float32)
+    for column in range(0, columns, PART):
+        tile = lanes(tmem + column, PART)
+        op = tcgen05.Ld32x32bOp(tcgen05.Repetition(PART))
+        tiled_load = tcgen05.make_tmem_copy(cute.make_copy_atom(op, cutlass.Float32), tile)
+        thread_load = tiled_load.get_slice(thread)
+        part = cute.make_tensor(row.iterator + column, cute.make_layout(thread_load.partition_D(tile).shape))
+        cute.copy(tiled_load, thread_load.partition_S(tile), part)
+    cute.arch.fence_view_async_tmem_load()  # tcgen05.wait::ld: only now are the registers defined
+    return row
+
+
+@cute.jit
+def mask(row: cute.Tensor, keys: cutlass.Int32) -> None:
+    """-infinity for all scores but the first `keys`; a NaN there disappears too."""
+    for i in cutlass.range(cute.size(row), unroll_full=True):
+        row[i] = row[i] if i < keys else -cutlass.Float32.inf
+
+
+@cute.jit
+def update_max(
+    row_max: cutlass.Float32,
+    tile_max: cutlass.Float32,
+    scale_log2: cutlass.Float32,
+    rescale_threshold: cutlass.Constexpr[float],
+) -> tuple[cutlass.Float32, cutlass.Float32]:
+    """The maximum to measure from, and the factor on what was summed before."""
+    raised = cute.arch.fmax(row_max, tile_max, nan=True)
+    growth_log2 = (row_max - reference(raised)) * scale_log2  # <= 0, or NaN
+    keep = growth_log2 >= -rescale_threshold
+    acc_scale = cutlass.Float32(1) if keep else cute.math.exp2(growth_log2, fastmath=True)
+    return row_max if keep else raised, acc_scale
+
+
+@cute.jit
+def probabilities(
+    row: cute.Tensor, row_max: cutlass.Float32, scale_log2: cutlass.Float32, config: cutlass.Constexpr[Config]
+) -> None:
+    """Scores to 2^p_offset * P, in place."""
+    m = reference(row_max)
+    addend = cute.math.fma(-m, scale_log2, cutlass.Float32(config.p_offset))
+    product = m * scale_log2
+    if cutlass.max(product, -product) > cutlass.Float32(float(REFERENCE_LIMIT_LOG2)):
+        row.store(row.load() - m)
+        addend = cutlass.Float32(config.p_offset)
+    for i in cutlass.range_constexpr(0, cute.size(row), 2):
+        x = cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale_log2, scale_log2), (addend, addend))
+        row[i], row[i + 1] = (cute.math.exp2(y, fastmath=True) for y in x)
+
+
+def rounded(codes: cute.Tensor) -> cute.Tensor:
+    """The values of E4M3 codes."""
+    values = cute.make_rmem_tensor(cute.size(codes), cutlass.Float32)
+    values.store(codes.load().to(cutlass.Float32))
+    return values
+
+
+@cute.jit
+def finish(
+    row_max: cutlass.Float32,
+    row_sum: cutlass.Float32,
+    scale_log2: cutlass.Float32,
+    p_offset: cutlass.Constexpr[int],
+) -> tuple[cutlass.Float32, cutlass.Float32]:
+    """What O is divided by, and lse."""
+    total = row_sum * cutlass.Float32(2.0**-p_offset)
+    log2_total = cute.math.log2(total, fastmath=True)
+    lse = cute.math.fma(reference(row_max), scale_log2, log2_total) * cutlass.Float32(float(LN_2))
+    divisor = cutlass.Float32(1) if total == 0.0 else total
+    return divisor, lse

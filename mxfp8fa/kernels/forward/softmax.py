@@ -1,0 +1,70 @@
+"""The softmax warps: a row of S per thread, from scores to codes of P. One group of four warps per Q tile.
+
+Nothing but S makes a group wait. Where it writes what others read, they have read what was there before:
+
+    P over S                  the thread itself has S in registers
+    acc_scale, one slot       S of step j + 1 follows PV of step j in the tensor core, and that follows the correction of
+                              step j, which has taken acc_scale by then
+    row maximum and sum,      the first S of a work tile is issued before O of the one before is complete, the second not,
+    two slots in turn         so at most two work tiles are on their way to the correction warps
+"""
+
+import cutlass
+from cutlass import cute
+
+from mxfp8fa.kernels.forward.events import Fixed
+from mxfp8fa.kernels.forward.plan import P_COLUMN, Q_TILES, SFP_COLUMN, TILE_M, TILE_N
+from mxfp8fa.kernels.forward.rows import lane_sum, largest, load_scores, mask, probabilities, rounded, update_max
+from mxfp8fa.kernels.steps.step3_block_scaled import E4M3
+from mxfp8fa.kernels.steps.step4_quantizer import store_row, store_scales
+from mxfp8fa.numerics.softmax import E8M0_BIAS
+
+
+@cute.jit
+def softmax(cta: Fixed, i: cutlass.Int32) -> None:
+    """Q tile i of every work tile."""
+    work, events, config = cta.work, cta.events, cta.config
+    thread = cute.arch.thread_idx()[0] % TILE_M
+    tStS = cta.tmem + i * TILE_N
+    scores, ended = cutlass.Int32(0), cutlass.Int32(0)
+    for index in cutlass.range(work.first, work.count, work.step, unroll=1):
+        tile = work.tile(index)
+        kv_tiles = tile.kv_tiles(i)
+        first_query = (tile.q_tile + i) * TILE_M
+        all_see, sees = tile.keys_seen(first_query), tile.keys_seen(first_query + thread)
+        row_max, row_sum = -cutlass.Float32.inf, cutlass.Float32(0)
+        for j in cutlass.range(kv_tiles, unroll=1):
+            first_key = (kv_tiles - 1 - j) * TILE_N
+            events.s_full(i).wait(scores)
+            row = load_scores(tStS, TILE_N, thread)
+            events.s_read(i).arrive(scores)
+            if first_key + TILE_N > all_see:
+                mask(row, sees - first_key)
+            row_max, acc_scale = update_max(row_max, largest(row), cta.scale_log2, config.rescale_threshold)
+            if j > 0:  # the first O of a work tile is not added to anything
+                cta.acc_scale[i * TILE_M + thread] = acc_scale
+                events.scale_full(i).arrive(scores - ended - 1)
+            probabilities(row, row_max, cta.scale_log2, config)
+            codes = store_p(row, tStS, config.p_offset, thread)
+            events.p_full(i).arrive(scores)
+            summed = rounded(codes) if cutlass.const_expr(config.rounded_sum) else row
+            # An explicit rounding, or the compiler makes one fma of this product and the sum's first addition.
+            kept = cute.math.mul(row_sum, acc_scale, rounding=cute.math.RoundingMode.NEAREST_EVEN)
+            row_sum = lane_sum(summed, kept)
+            scores += 1
+        if kv_tiles > 0:
+            slot = (ended % 2 * Q_TILES + i) * TILE_M + thread
+            cta.row_max[slot], cta.row_sum[slot] = row_max, row_sum
+            events.sum_full(i).arrive(ended)
+            ended += 1
+
+
+def store_p(row: cute.Tensor, tStS: cute.Pointer, p_offset: int, thread: cutlass.Int32) -> cute.Tensor:
+    """P rounded to E4M3 and its scales into tensor memory, over S; returns the codes. The scale of all is 2^-p_offset."""
+    codes = cute.make_rmem_tensor(cute.size(row), E4M3)
+    codes.store(row.load().to(E4M3))
+    store_row(cute.recast_tensor(codes, cutlass.Float32), tStS + P_COLUMN, thread)
+    scale = E8M0_BIAS - p_offset
+    store_scales(cutlass.Int32(scale * 0x01010101), tStS + SFP_COLUMN, None, scale, thread)
+    cute.arch.fence_view_async_tmem_store()
+    return codes
