@@ -37,7 +37,7 @@ def test_help_lists_every_command(capsys):
     assert stop.value.code == 0
     out = capsys.readouterr().out
     for command in COMMANDS:
-        assert re.search(rf"^ +{command.replace('_', '-')} +\w", out, re.MULTILINE), command
+        assert re.search(rf"^ +{command.replace('_', '-')}\s+\w", out, re.MULTILINE), command
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -48,6 +48,18 @@ def test_help_explains_every_option(command, capsys):
         assert action.help and len(action.help) > 10, action.option_strings
         assert not action.help.startswith("see "), f"{action.option_strings} sends the reader elsewhere"
     assert "usage: mxfp8fa " in help_of(command.replace("_", "-"), capsys)
+
+
+def test_help_imports_no_command_and_a_command_no_other():
+    script = (
+        "import sys; from mxfp8fa.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(m for m in sys.modules if m in ('numpy', 'torch', 'mxfp8fa.emulator', 'mxfp8fa.cli.sqnr')))"
+    )
+    for arguments, loaded in ((["--help"], []), (["--version"], []), (["sqnr", "--help"], ["mxfp8fa.cli.sqnr", "numpy"])):
+        run = run_python("-c", script, *arguments)
+        assert run.stdout.splitlines()[-1] == str(loaded), run.stderr
 
 
 def test_help_names_what_can_be_chosen(capsys):

@@ -13,8 +13,6 @@ from mxfp8fa.cli.figure_registry import FIGURES, render, require_matplotlib, why
 from mxfp8fa.studies.attention import STANDARD
 from mxfp8fa.studies.blocks import QuantizedTensor, example_inputs, quantized_tensors
 
-SUMMARY = "the tour: quantization, MXFP8 attention against float64, figures (under a minute, no GPU)"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--output and --no-figures."""

@@ -20,7 +20,6 @@ from typing import Any
 from mxfp8fa.cli.console import CommandError
 from mxfp8fa.emulator.machine.launch import CHOICES, Options
 
-SUMMARY = "run a CuTe DSL program on the CPU, without a GPU"
 _FOUND, _KERNEL_ERROR = 1, 3
 _ARCHITECTURE = "sm_100a"
 _EXPLAINED = {
@@ -32,6 +31,7 @@ _EXPLAINED = {
     "wait_ld": "dependency: a tcgen05.ld completes at wait::ld or when its register is used, as on the hardware; "
     "required: its registers are poison until wait::ld",
     "check": "races: look for accesses that nothing orders, and for misused barriers",
+    "engine": "compiled: hot instructions run as machine code; numpy: all of them in Python, with the same results",
 }
 
 

@@ -8,8 +8,6 @@ import sys
 from mxfp8fa.cli.console import CommandError, Progress, add_output, output_folder, write_whole
 from mxfp8fa.cli.figure_registry import FIGURES, render, require_matplotlib, why_not
 
-SUMMARY = "redraw the pictures of figures/"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--only and --output."""

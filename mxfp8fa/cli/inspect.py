@@ -22,8 +22,6 @@ from mxfp8fa.cli.console import CommandError, table
 if TYPE_CHECKING:
     from mxfp8fa.timing.facts import KernelFacts
 
-SUMMARY = "what a compiled kernel needs: registers, spills, SASS per score, compile time"
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -74,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
 
 def inspect(name: str, args: argparse.Namespace) -> Inspection:
     """Compile one target and read its binary."""
-    from mxfp8fa.cli.programs import load_program
+    from mxfp8fa.cli.programs import load_source
     from mxfp8fa.timing.shapes import AttentionShape
 
     shape = AttentionShape(seqlen_q=512, seqlen_k=512, head_dim=args.head_dim, causal=args.causal)
-    options = {"two_cta": True} if args.two_cta else {}
+    source = load_source(name, causal=args.causal, two_cta=args.two_cta)
     print(f"{name}: compiling", file=sys.stderr, flush=True)
-    return inspect_program(name, lambda: load_program(name, shape, **options))
+    return inspect_program(name, lambda: source.load(shape))
 
 
 def inspect_program(name: str, load: Any) -> Inspection:

@@ -23,7 +23,6 @@ from mxfp8fa.cli.console import CommandError, table
 if TYPE_CHECKING:
     from mxfp8fa.emulator.mutate import Mutant, Study
 
-SUMMARY = "break a kernel's barriers one by one: does the checker notice?"
 _SURVIVED, _KERNEL_ERROR = 1, 3
 _TEXT_WIDTH = 70
 

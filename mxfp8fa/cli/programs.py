@@ -9,31 +9,15 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from mxfp8fa.cli.console import CommandError
 from mxfp8fa.cli.targets import CHECKOUT, load_target, require_kernels
-from mxfp8fa.emulator.names import Names
+from mxfp8fa.timing.programs import Program, Source, Tiling
 from mxfp8fa.timing.shapes import AttentionShape
 
 PEERS_FILE = "bench/peers.py"
 _PEERS_MODULE = "mxfp8fa_bench_peers"
-
-
-@dataclass(frozen=True)
-class Program:
-    """Something to run inside `emulator.active()`.
-
-    Attributes:
-        call: compiles (the first time) and launches.
-        memory: tensors whose addresses the program passes as numbers.
-        names: what its kernel declares.
-    """
-
-    call: Callable[[], Any]
-    memory: list[Any] = field(default_factory=list)
-    names: Names = field(default_factory=Names)
 
 
 def step(name: str) -> Callable[[AttentionShape], Program]:
@@ -66,39 +50,44 @@ def step(name: str) -> Callable[[AttentionShape], Program]:
     return make
 
 
-OWN: dict[str, Callable[[AttentionShape], Program]] = {name: step(name) for name in ("step5", "step6", "step7")}
+OWN: dict[str, tuple[Callable[[AttentionShape], Program], Tiling]] = {
+    name: (step(name), Tiling(rows=128)) for name in ("step5", "step6", "step7")
+}
 
 
-def load_program(text: str, shape: AttentionShape, **options: Any) -> Program:
-    """The program of a name.
+def load_source(text: str, *, causal: bool = False, two_cta: bool = False) -> Source:
+    """Where the programs of a name come from.
 
     Raises:
         CommandError: no such name, or something it needs is missing.
     """
     require_kernels()
     if text in OWN:
-        return OWN[text](shape)
-    peers = peer_programs()
-    if text in peers:
-        made: Program = peers[text](shape, **options)
-        return made
+        return Source(text, *OWN[text])
+    peers = peers_module()
+    if peers is not None and text in peers.PEERS:
+        found: Source = peers.peer(text, causal=causal, two_cta=two_cta)
+        return found
     if text not in ("step2", "step3") and ":" not in text:
-        known = ", ".join(["step2", "step3", *OWN, *peers])
+        known = ", ".join(["step2", "step3", *OWN, *(peers.PEERS if peers is not None else ())])
         raise CommandError(f"{text}: there is no such target; allowed are {known}, and FILE.py:FUNCTION")
-    target = load_target(text)
-    return Program(lambda: target.compiled(*target.args), names=target.names)
+
+    def load(shape: AttentionShape) -> Program:
+        target = load_target(text)
+        return Program(lambda: target.compiled(*target.args), names=target.names)
+
+    return Source(text, load)
 
 
-def peer_programs() -> dict[str, Callable[..., Program]]:
-    """Other people's kernels by name; empty outside a checkout."""
+def peers_module() -> Any:
+    """bench/peers.py, or None outside a checkout."""
     path = CHECKOUT / PEERS_FILE
     if not path.is_file():
-        return {}
+        return None
     if _PEERS_MODULE not in sys.modules:
         spec = importlib.util.spec_from_file_location(_PEERS_MODULE, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[_PEERS_MODULE] = module
         spec.loader.exec_module(module)
-    peers: dict[str, Callable[..., Program]] = sys.modules[_PEERS_MODULE].PEERS
-    return peers
+    return sys.modules[_PEERS_MODULE]

@@ -15,8 +15,6 @@ from mxfp8fa.numerics.sqnr import BORDERLINE_DB, PASS_DB, SqnrEntry, StrictSumma
 from mxfp8fa.published import BY_KEY
 from mxfp8fa.studies.attention import CONFIGURATIONS, STANDARD, TENSORS, run_configuration
 
-SUMMARY = "SQNR of MXFP8 attention, forward and backward, with verdicts"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--config and --json."""

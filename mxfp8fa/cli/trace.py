@@ -20,7 +20,6 @@ from mxfp8fa.emulator.machine.asynchronous import SCHEDULES
 if TYPE_CHECKING:
     from mxfp8fa.emulator import Trace
 
-SUMMARY = "run a kernel and draw its timeline, memories and barriers"
 _KERNEL_ERROR = 3
 _PICTURES = {
     "timeline": ("fig_timeline", "What each warp and each asynchronous agent did"),

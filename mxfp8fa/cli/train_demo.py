@@ -23,7 +23,6 @@ from mxfp8fa.studies.training import ATTENTIONS, Run, compare, runs_in, seed_spr
 if TYPE_CHECKING:
     from mxfp8fa.nn.training import Trainer
 
-SUMMARY = "train a small model in BF16 and in MXFP8"
 TASKS = ("bytes",)
 
 
