@@ -215,6 +215,14 @@ def test_it_has_the_parts_of_a_lesson_in_order(path):
 
 
 @per_notebook
+def test_it_ends_with_a_link_to_the_next_one(path):
+    later = [other.name for other in NOTEBOOKS if other.name[:2] == f"{int(path.name[:2]) + 1:02d}"]
+    ending = read(path).cells[-1].source
+    assert "**Next:**" in ending
+    assert all(f"]({name})" in ending for name in later), f"{path.name} does not link {later}"
+
+
+@per_notebook
 def test_its_cells_are_short_and_its_figures_shown(path):
     for cell in code_cells(path):
         lines = cell.source.splitlines()
