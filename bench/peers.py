@@ -13,14 +13,15 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mxfp8fa.cli.programs import Program
 from mxfp8fa.emulator import as_cuda
 from mxfp8fa.emulator.names import Names
+from mxfp8fa.timing.programs import Program, Source, Tiling
 from mxfp8fa.timing.shapes import AttentionShape
 
 E4M3_IN, BF16_OUT = 0, 2  # cudnn.frost.tile_dsl.constants
@@ -87,11 +88,20 @@ def cudnn_forward(shape: AttentionShape, *, two_cta: bool = False) -> Program:
     return Program(program, memory=[q, k, v, o, lse, *scales], names=FORWARD_NAMES)
 
 
-PEERS: dict[str, Callable[..., Program]] = {
-    "flash-attn-4": flash_attention_forward,
-    "flash-attn-4-fp8": lambda shape, **options: flash_attention_forward(shape, fp8=True, **options),
-    "flash-attn-4-backward": flash_attention_backward,
-    "cudnn": cudnn_forward,
+def peer(name: str, *, causal: bool = False, two_cta: bool = False) -> Source:
+    """Somebody else's kernel by the name of `PEERS`."""
+    make, options, tiling = PEERS[name]
+    pairs = 1 + two_cta
+    persistent = name.startswith("flash") and not tiling.backward and not causal
+    chosen = replace(tiling, rows=tiling.rows * pairs, cluster=pairs, persistent=persistent)
+    return Source(name, lambda shape: make(shape, **options, two_cta=two_cta), chosen)
+
+
+PEERS: dict[str, tuple[Callable[..., Program], dict[str, Any], Tiling]] = {
+    "flash-attn-4": (flash_attention_forward, {}, Tiling(rows=256)),
+    "flash-attn-4-fp8": (flash_attention_forward, {"fp8": True}, Tiling(rows=256)),
+    "flash-attn-4-backward": (flash_attention_backward, {}, Tiling(rows=128, backward=True)),
+    "cudnn": (cudnn_forward, {}, Tiling(rows=256)),
 }
 
 

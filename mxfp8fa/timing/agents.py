@@ -8,7 +8,7 @@ traffic of others (LSU, TMA) takes cycles of the port away from the tensor core 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mxfp8fa.timing.rates import Rates
 from mxfp8fa.timing.record import LaunchRecord, Operation, Phase
@@ -63,7 +63,7 @@ class Agents:
 
     def _pipe(self, operation: Operation) -> list[int]:
         """The CTAs whose tensor cores an operation uses: its queue is ("tensor", cluster, group, rank)."""
-        _, _, group, rank = operation.queue  # type: ignore[misc]
+        _, _, group, rank = cast(tuple[str, int, str, int], operation.queue)
         return self._members[rank : rank + (1 if group == "cta_group::1" else 2)]
 
     def _multiply(self, operation: Operation, time: float) -> float:

@@ -1,7 +1,8 @@
 """The SASS that each warp executed: found between its anchors, by the PTX lines of the compiler's line table.
 
 Loops are matched, not lines alone: from where a warp is, the path to the SASS copy of its next anchor is the shortest one
-that passes no other anchor (and as little as possible that the emulator never or rarely executed), so that each copy that unrolling or peeling made is used when its turn comes. What the
+that passes no other anchor, and as little as possible that the emulator never or rarely executed; so each copy that
+unrolling or peeling made is used when its turn comes. What the
 emulator counted (exponentials, tensor memory loads, ...) checks the result: `Replay.coverage`.
 """
 
@@ -152,7 +153,8 @@ class _Finder:
             lines = [i.ptx_line for i in pinned or block.instructions if i.ptx_line]
             counts.append(statistics.median([record.ptx_counts.get(line, 0) for line in lines] or [0]))
         for block in self.graph.blocks:
-            if block.number in self.retries or set(block.successors) & self.retries and len(block.successors) == 1:
+            leads = set(block.successors)
+            if block.number in self.retries or (leads and leads <= self.retries):
                 counts[block.number] = 0  # the model's waits wait; they do not poll
         for block in reversed(self.graph.blocks):  # who enters a block has run the only one before it
             if len(block.predecessors) == 1 and block.predecessors[0] < block.number:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.warp import Warp
 
 WORD_BYTES = 4
-Phase = tuple[Hashable, int]  # a barrier, and the number of one of its phases
+Key = Any  # of a barrier, as the machine names it: ("mbarrier", CTA, offset), ("barrier", CTA, number), ...
+Phase = tuple[Key, int]  # a barrier, and the number of one of its phases
 
 
 @dataclass

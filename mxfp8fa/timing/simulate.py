@@ -12,7 +12,7 @@ Not modelled: register ports and banks, instruction caches, bank conflicts of sh
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,8 +39,8 @@ class Busy(NamedTuple):
 class Stalls:
     """Cycles that warps waited between instructions, by warp index and reason."""
 
-    cycles: Counter[tuple[int, str]] = field(default_factory=Counter)
-    places: Counter[tuple[int, int, str]] = field(default_factory=Counter)  # and by position in the SASS
+    cycles: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
+    places: dict[tuple[int, int, str], float] = field(default_factory=lambda: defaultdict(float))  # and by SASS position
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Timeline:
     ends: dict[int, float] = field(default_factory=dict)
     phases: dict[Phase, float] = field(default_factory=dict)
     issued: Counter[tuple[int, int]] = field(default_factory=Counter)
-    occupied: Counter[tuple[int, int, Pipe]] = field(default_factory=Counter)
+    occupied: dict[tuple[int, int, Pipe], float] = field(default_factory=lambda: defaultdict(float))
     tensor: list[Busy] = field(default_factory=list)
     waits: list[Busy] = field(default_factory=list)
     stalls: Stalls = field(default_factory=Stalls)

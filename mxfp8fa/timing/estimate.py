@@ -1,0 +1,137 @@
+"""A kernel at a shape: record short runs, replay and simulate them, extrapolate to the shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mxfp8fa.emulator import active
+from mxfp8fa.timing.binary import binaries_of
+from mxfp8fa.timing.chip import ChipTime, Increments, on_chip
+from mxfp8fa.timing.compilations import compilations
+from mxfp8fa.timing.paths import Replay, replay
+from mxfp8fa.timing.programs import Program, Source, Tiling
+from mxfp8fa.timing.rates import Rates, uncertain
+from mxfp8fa.timing.record import Recorder
+from mxfp8fa.timing.sass import Function
+from mxfp8fa.timing.shapes import AttentionShape
+from mxfp8fa.timing.simulate import Timeline, simulate
+
+SHORT, LONG = 4, 8  # steps of the short runs: the rings of the kernels here are full after three
+
+
+@dataclass(frozen=True)
+class Run:
+    """One short run of one cluster.
+
+    Attributes:
+        tiles, steps: of the cluster, over all tiles.
+        replay: its SASS.
+    """
+
+    tiles: int
+    steps: int
+    replay: Replay
+
+    def timeline(self, rates: Rates | None = None) -> Timeline:
+        """Its cycles."""
+        return simulate(self.replay, rates)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the short runs of a kernel gave.
+
+    Attributes:
+        name: as the user knows it.
+        tiling: how it cuts the work.
+        runs: one tile of SHORT steps, one of LONG, and two tiles of SHORT steps if CTAs are persistent.
+    """
+
+    name: str
+    tiling: Tiling
+    runs: tuple[Run, ...]
+
+    def increments(self, rates: Rates | None = None) -> Increments:
+        """Cycles per cluster, tile and step."""
+        points = [(run.steps, run.timeline(rates).cycles) for run in self.runs]
+        return Increments.fit(points[0], points[1], points[2] if len(points) > 2 else None)
+
+    def at(self, shape: AttentionShape, rates: Rates | None = None) -> ChipTime:
+        """On the chip, at a shape."""
+        chosen = rates or Rates()
+        return on_chip(shape, self.tiling, self.increments(chosen), chosen)
+
+    def sensitivity(self, shape: AttentionShape) -> dict[str, tuple[float, float]]:
+        """Uncertain constant -> relative change of the cycles when it takes its low and its high value."""
+        base = self.at(shape).cycles
+        return {
+            name: (
+                self.at(shape, Rates({name: constant.low})).cycles / base - 1,
+                self.at(shape, Rates({name: constant.high})).cycles / base - 1,
+            )
+            for name, constant in uncertain()
+        }
+
+
+def spread(changes: dict[str, tuple[float, float]]) -> tuple[float, float]:
+    """Relative range of a result: the uncertainties of its constants, taken as independent and added in squares."""
+    down = sum(min(0.0, *pair) ** 2 for pair in changes.values()) ** 0.5
+    up = sum(max(0.0, *pair) ** 2 for pair in changes.values()) ** 0.5
+    return -down, up
+
+
+class Library:
+    """Runs programs, and keeps the SASS of what was compiled: a kernel compiles once and is run at several shapes."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Function] = {}
+
+    def record(self, load: Callable[[], Program], sm_count: int) -> list[Replay]:
+        """Run a program in the emulator; its launches as SASS."""
+        from mxfp8fa.emulator import host
+
+        recorder = Recorder()
+        with compilations() as compiled, host.cuda_shims(sm_count=sm_count):
+            program = load()
+            with active(trace=recorder, allow=program.memory, sm_count=sm_count):
+                program.call()
+        for each in compiled:
+            self._functions |= {name: b.function for name, b in binaries_of(each.compiled).items()}
+        return [replay(self._functions[launch.kernel], launch) for launch in recorder.finish()]
+
+
+def main_launch(replays: list[Replay]) -> Replay:
+    """The last launch that uses the tensor core."""
+    products = [r for r in replays if any(o.what == "tcgen05.mma" for o in r.record.operations)]
+    return (products or replays)[-1]
+
+
+def short_shape(shape: AttentionShape, tiling: Tiling, *, steps: int, tiles: int) -> AttentionShape:
+    """`tiles` heads with one tile of `steps` steps each (the last one of a causal problem)."""
+    outer, inner = tiling.rows, steps * tiling.columns
+    q, k = (inner, outer) if tiling.backward else (outer, inner)
+    return replace(shape, batch=1, num_heads_q=tiles, num_heads_kv=tiles, seqlen_q=q, seqlen_k=k)
+
+
+def kernel(source: Source, shape: AttentionShape, library: Library | None = None) -> Kernel:
+    """Record the short runs of a kernel.
+
+    Args:
+        source: of its programs.
+        shape: gives head_dim and causal.
+        library: to share what was compiled.
+
+    Raises:
+        ValueError: it is not known how the kernel cuts the work.
+    """
+    tiling, library = source.tiling, library or Library()
+    if tiling is None:
+        raise ValueError(f"it is not known how {source.name} cuts attention into tiles")
+    plan = [(1, SHORT), (1, LONG), (2, SHORT)] if tiling.persistent else [(1, SHORT), (1, LONG)]
+    runs = []
+    for tiles, steps in plan:
+        short = short_shape(shape, tiling, steps=steps, tiles=tiles)
+        replays = library.record(lambda short=short: source.load(short), tiling.cluster)  # type: ignore[misc]
+        runs.append(Run(tiles, tiles * steps, main_launch(replays)))
+    return Kernel(source.name, tiling, tuple(runs))
