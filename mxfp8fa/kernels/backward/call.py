@@ -9,12 +9,14 @@ from typing import Any
 import cutlass
 import torch
 
+from mxfp8fa.kernels.backward import plan
 from mxfp8fa.kernels.backward.main import ATOMS, PAYLOADS, main
+from mxfp8fa.kernels.backward.plan import HEAD_DIMS, TILE_M, TILE_N
 from mxfp8fa.kernels.backward.postprocess import postprocess
 from mxfp8fa.kernels.backward.preprocess import preprocess
-from mxfp8fa.kernels.backward.tables import HEAD_DIMS, TILE_M, TILE_N
-from mxfp8fa.kernels.backward.tensors import rows
 from mxfp8fa.kernels.execution import execute
+from mxfp8fa.kernels.forward.tensors import rows
+from mxfp8fa.kernels.names import names_of
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3, E8M0
 from mxfp8fa.layouts import ATOM_BYTES
@@ -147,6 +149,7 @@ def backward(
     payloads = [x for x in PAYLOADS if not x.endswith("_t") or second]
     factor = float(2.0 ** int(options.dq_scale_log2)) if work_dtype == torch.float16 else 1.0
     scale = cutlass.Float32(softmax_scale)
+    config = plan.Config(shape.head_dim, causal, options.p_offset, options.row_sum == "rounded", bool(second))
     execute(
         main,
         tuple(rows(tensors[name].codes.contiguous(), E4M3) for name in payloads),
@@ -160,7 +163,9 @@ def backward(
         scale,
         cutlass.Float32(factor),
         device=device,
-        constants=(causal, options.p_offset, options.row_sum == "rounded"),
+        constants=(config,),
+        names=names_of(plan),
+        accumulate=options.accumulate,
     )
     count = rows(dq_overflows.reshape(1, 1))
     execute(

@@ -1,12 +1,11 @@
 """The load warp: K and V once, Q and dO tile after tile, each with its scales."""
 
-from types import SimpleNamespace
-
 import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
-from mxfp8fa.kernels.backward.tables import STAGES, TILE_M
+from mxfp8fa.kernels.backward.plan import STAGES, TILE_M
+from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.kernels.steps.step6_kv_loop import expect
 from mxfp8fa.layouts import ATOM_BYTES
 
@@ -14,75 +13,53 @@ TERMS_BYTES = 2 * TILE_M * 4  # addend and delta of 128 queries
 
 
 @cute.jit
-def load(
-    copies: dict,
-    atoms: dict,
-    mTerms: cute.Tensor,
-    scales: dict,
-    sTerms: cute.Tensor,
-    events: SimpleNamespace,
-    place: tuple,
-    q_tiles: tuple,
-) -> None:
+def load(cta: Fixed, sources: Fixed, mTerms: cute.Tensor) -> None:
     """Everything of one CTA.
 
     Args:
-        copies: by payload, a TMA copy, its destination (TMA, stages) and its source (TMA, tiles, heads, batch).
-        atoms: by scale, its atoms in global memory (B, H, tiles, 512).
-        mTerms: (B, Hq, tiles, 2 * 128) addend and delta.
-        scales: by scale, its stages in shared memory.
-        sTerms: (2 * 128, stages).
-        events: see `tables.BARRIERS`.
-        place: tile of keys, head of keys, batch.
-        q_tiles: first tile of queries, tiles, query heads for each head of keys.
+        cta: see `main.main_kernel`.
+        sources: `copies`, by payload a TMA copy, its destination (TMA, stages) and its source (TMA, tiles, heads,
+            batch); `atoms`, by name scales in global memory (B, H, tiles, 512).
+        mTerms: (B, Hq, tiles, 256) addend and delta.
     """
-    (kv_tile, kv_head, batch), (first, tiles, group) = place, q_tiles
-    load_codes_and_scales(
-        copies, atoms, scales, ("k", "k_t", "v"), ("k", "k_t", "v"), 0, kv_tile, kv_head, batch, 0, events.kv_full.at(0)
-    )
+    events, work = cta.events, cta.work
+    k_second, q_second = (("k_t",), ("q_t",)) if cta.config.second else ((), ())
+    of_kv = ("k", *k_second, "v"), ("k", "k_t", "v")  # payloads, scales
+    of_q, of_do = (("q", *q_second), ("q", "q_t")), (("do",), ("do", "do_t"))
+    load_tile(cta, sources, of_kv, work.kv_tile, work.kv_head, 0, 0, events.kv_full.at(0))
     t = cutlass.Int32(0)
-    for head in cutlass.range(kv_head * group, (kv_head + 1) * group, unroll=1):
-        for tile in cutlass.range(first, tiles, unroll=1):
-            stage = t % STAGES
+    for head in cutlass.range(work.kv_head * work.group, (work.kv_head + 1) * work.group, unroll=1):
+        for tile in cutlass.range(work.first, work.q_tiles, unroll=1):
+            stage, q_full = t % STAGES, events.q_full.at(t)
             events.q_empty.wait_one_turn_before(t)
-            q_full = events.q_full.at(t)
-            load_codes_and_scales(
-                copies, atoms, scales, ("q", "q_t"), ("q", "q_t"), TERMS_BYTES, tile, head, batch, stage, q_full
-            )
-            bulk_load(mTerms[batch, head, tile, None], sTerms[None, stage], q_full, TERMS_BYTES)
+            load_tile(cta, sources, of_q, tile, head, stage, TERMS_BYTES, q_full)
+            bulk_load(mTerms[work.batch, head, tile, None], cta.sTerms[None, stage], q_full, TERMS_BYTES)
             events.do_empty.wait_one_turn_before(t)
-            load_codes_and_scales(
-                copies, atoms, scales, ("do",), ("do", "do_t"), 0, tile, head, batch, stage, events.do_full.at(t)
-            )
+            load_tile(cta, sources, of_do, tile, head, stage, 0, events.do_full.at(t))
             t += 1
 
 
 @cute.jit
-def load_codes_and_scales(
-    copies: dict,
-    atoms: dict,
-    scales: dict,
-    payloads: cutlass.Constexpr[tuple],
-    atom_names: cutlass.Constexpr[tuple],
-    more_bytes: cutlass.Constexpr[int],
+def load_tile(
+    cta: Fixed,
+    sources: Fixed,
+    names: cutlass.Constexpr[tuple],
     tile: cutlass.Int32,
     head: cutlass.Int32,
-    batch: cutlass.Int32,
     stage: cutlass.Int32,
+    more_bytes: cutlass.Constexpr[int],
     full: cute.Pointer,
 ) -> None:
     """A tile of some payloads and of some scales into a stage; `full` counts their bytes and `more_bytes`."""
-    present = tuple(name for name in payloads if name in copies)
-    tx_bytes = more_bytes + len(atom_names) * ATOM_BYTES
-    for name in present:
-        tx_bytes += cute.size(copies[name][1], mode=[0])  # a code is a byte
-    expect(full, tx_bytes)
-    for name in present:
-        tma, tXsX, tXgX = copies[name]
-        cute.copy(tma, tXgX[None, tile, head, batch], tXsX[None, stage], tma_bar_ptr=full)
-    for name in atom_names:
-        sAtoms = cute.make_tensor(scales[name].iterator, cute.make_layout((ATOM_BYTES, STAGES)))
-        bulk_load(atoms[name][batch, head, tile, None], sAtoms[None, stage], full, ATOM_BYTES)
+    payloads, atoms = names
+    copies = [sources.copies[name] for name in payloads]
+    code_bytes = sum(cute.size(tXsX, mode=[0]) for _, tXsX, _ in copies)
+    expect(full, code_bytes + len(atoms) * ATOM_BYTES + more_bytes)
+    for tma, tXsX, tXgX in copies:
+        cute.copy(tma, tXgX[None, tile, head, cta.work.batch], tXsX[None, stage], tma_bar_ptr=full)
+    for name in atoms:
+        sAtoms = cute.make_tensor(cta.scales[name].iterator, cute.make_layout((ATOM_BYTES, STAGES)))
+        bulk_load(sources.atoms[name][cta.work.batch, head, tile, None], sAtoms[None, stage], full, ATOM_BYTES)
 
 
 @cute.jit

@@ -14,37 +14,23 @@ With square blocks one payload of Q, K and dO serves two products each: the byte
 for the other. What differs are the scales, packed once for each (`tables.py`).
 """
 
-from types import SimpleNamespace
-
 import cutlass
 import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import cute, memory
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blockscaled_layout
 
+from mxfp8fa.kernels.backward import plan
 from mxfp8fa.kernels.backward.compute import compute
 from mxfp8fa.kernels.backward.epilogue import store_gradients
-from mxfp8fa.kernels.backward.events import WarpEvent
+from mxfp8fa.kernels.backward.events import events_of
 from mxfp8fa.kernels.backward.load import load
-from mxfp8fa.kernels.backward.mma import multiply
+from mxfp8fa.kernels.backward.mma import multiply, products_of
+from mxfp8fa.kernels.backward.plan import BARRIERS, BLOCKS, STAGES, TILE_M, TILE_N, TMEM
 from mxfp8fa.kernels.backward.reduce import reduce_dq
-from mxfp8fa.kernels.backward.scales import BLOCKS, assemble_scales
-from mxfp8fa.kernels.backward.tables import (
-    BARRIERS,
-    COMPUTE_WARP,
-    DQ_COLUMNS,
-    DQ_STAGES,
-    LOAD_WARP,
-    MMA_WARP,
-    REDUCE_WARPS,
-    SCALES_WARP,
-    STAGES,
-    THREADS,
-    TILE_M,
-    TILE_N,
-    TMEM,
-)
-from mxfp8fa.kernels.backward.tensors import unfold
+from mxfp8fa.kernels.backward.scales import assemble_scales, fill_constant_scales
+from mxfp8fa.kernels.forward.events import Fixed
+from mxfp8fa.kernels.forward.tensors import permuted, unfold
 from mxfp8fa.kernels.steps.step1_one_mma import free_tmem, tma_tiles
 from mxfp8fa.kernels.steps.step2_k_loop import set_up
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3, E8M0, TILE, make_tiled_mma
@@ -69,9 +55,7 @@ def main(
     scale_log2: cutlass.Float32,
     softmax_scale: cutlass.Float32,
     dq_factor: cutlass.Float32,
-    causal: cutlass.Constexpr[bool],
-    p_offset: cutlass.Constexpr[int],
-    rounded: cutlass.Constexpr[bool],
+    config: cutlass.Constexpr[plan.Config],
 ) -> None:
     """Choose instructions, layouts and copies; launch a CTA per tile of keys, head of keys and batch.
 
@@ -89,24 +73,21 @@ def main(
         scale_log2: softmax_scale * log2(e).
         softmax_scale: factor on dK.
         dq_factor: static factor on FP16 sums.
-        causal: whether query i sees key j only where j <= i + Sk - Sq.
-        p_offset: log2 of the factor on P.
-        rounded: whether dS takes P as rounded to E4M3.
+        config: what is compiled in.
     """
     batch, seqlen_q, seqlen_k, heads_q, heads_kv = sizes
     q_tiles, kv_tiles = cute.ceil_div(seqlen_q, TILE_M), cute.ceil_div(seqlen_k, TILE_N)
-    head_dim = cute.size(mdK, mode=[1])
-    products = make_products(head_dim)
-    layouts = make_layouts(products, head_dim)
+    head_dim = config.head_dim
+    tiled_mmas = make_tiled_mmas(head_dim)
+    layouts = make_layouts(tiled_mmas, head_dim)
     load_op = cpasync.CopyBulkTensorTileG2SOp()
     tma, matrices = [], []
     for name, payload in zip(PAYLOADS, payloads, strict=False):
         size = (batch, seqlen_k, heads_kv) if name in KEY_SIDE else (batch, seqlen_q, heads_q)
-        mX = unfold(payload, *size)
-        mX = cute.make_tensor(mX.iterator, cute.select(mX.layout, mode=[1, 3, 2, 0]))  # (S, D, H, B)
+        mX = permuted(unfold(payload, *size), (1, 3, 2, 0))  # (S, D, H, B)
         make = cute.nvgpu.make_tiled_tma_atom_A if name in KEY_SIDE else cute.nvgpu.make_tiled_tma_atom_B
         layout = layouts[name.removesuffix("_t")]
-        copy, matrix = make(load_op, mX, layout, (TILE_M, TILE_N, head_dim), products["s"])
+        copy, matrix = make(load_op, mX, layout, (TILE_N, TILE_M, head_dim), tiled_mmas["s"])
         tma.append(copy)
         matrices.append(matrix)
     atom_tiles = [(batch, heads_kv, kv_tiles) if n in KEY_SIDE else (batch, heads_q, q_tiles) for n in ATOMS]
@@ -115,24 +96,26 @@ def main(
     mdK, mdV = (unfold(x, batch, seqlen_k, heads_kv) for x in (mdK, mdV))
     main_kernel(
         tuple(tma), tuple(matrices), atoms, mTerms, mWork, mdK, mdV, (seqlen_q, seqlen_k),
-        scale_log2, softmax_scale, dq_factor, causal, p_offset, rounded,
-    ).launch(grid=(kv_tiles, heads_kv, batch), block=(THREADS, 1, 1))  # fmt: skip
+        scale_log2, softmax_scale, dq_factor, config,
+    ).launch(grid=(kv_tiles, heads_kv, batch), block=(plan.THREADS, 1, 1), min_blocks_per_mp=1)  # fmt: skip
 
 
-def make_products(head_dim: int) -> dict:
+def make_tiled_mmas(head_dim: int) -> dict:
     """The instructions: S and dP; dV and dK, A from tensor memory; dQ, both operands with their rows contiguous."""
     dq = tcgen05.MmaMXF8F6F4Op(
         E4M3, E4M3, (TILE_M, head_dim, BLOCK), tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM,
         OperandMajorMode.MN, OperandMajorMode.MN,
     )  # fmt: skip
-    products = {name: make_tiled_mma(OperandMajorMode.K, OperandMajorMode.K) for name in ("s", "dp")}
-    products |= {name: make_tiled_mma_from_tmem(head_dim, OperandMajorMode.MN) for name in ("dv", "dk")}
-    return products | {"dq": cute.make_tiled_mma(dq)}
+    return {
+        "s": make_tiled_mma(OperandMajorMode.K, OperandMajorMode.K),
+        "dk": make_tiled_mma_from_tmem(head_dim, OperandMajorMode.MN),
+        "dq": cute.make_tiled_mma(dq),
+    }
 
 
-def make_layouts(products: dict, head_dim: int) -> dict:
+def make_layouts(tiled_mmas: dict, head_dim: int) -> dict:
     """Of the payloads in shared memory, as each product reads them; "q" and "q_t" are the same bytes."""
-    s, dk, dq = products["s"], products["dk"], products["dq"]
+    s, dk, dq = (tiled_mmas[name] for name in ("s", "dk", "dq"))
     scores, gradient = (TILE_N, TILE_M, head_dim), (TILE_N, head_dim, TILE_M)
     rows_a, rows_b = blackwell.make_smem_layout_a, blackwell.make_smem_layout_b
     return {
@@ -145,29 +128,6 @@ def make_layouts(products: dict, head_dim: int) -> dict:
         "k_t": rows_b(dq, gradient, E4M3, 1),
         "ds_t": rows_a(dq, gradient, E4M3, 1),
     }
-
-
-@cute.struct
-class Storage:
-    """The part of shared memory that is not a tile."""
-
-    kv_full: cute.struct.MemRange[cutlass.Int64, 1]
-    q_full: cute.struct.MemRange[cutlass.Int64, STAGES]
-    do_full: cute.struct.MemRange[cutlass.Int64, STAGES]
-    q_empty: cute.struct.MemRange[cutlass.Int64, STAGES]
-    do_empty: cute.struct.MemRange[cutlass.Int64, STAGES]
-    s_full: cute.struct.MemRange[cutlass.Int64, 1]
-    s_drained: cute.struct.MemRange[cutlass.Int64, 1]
-    p_full: cute.struct.MemRange[cutlass.Int64, 1]
-    dp_full: cute.struct.MemRange[cutlass.Int64, 1]
-    dp_drained: cute.struct.MemRange[cutlass.Int64, 1]
-    ds_scaled: cute.struct.MemRange[cutlass.Int64, 1]
-    ds_full: cute.struct.MemRange[cutlass.Int64, 1]
-    dq_full: cute.struct.MemRange[cutlass.Int64, 1]
-    dq_drained: cute.struct.MemRange[cutlass.Int64, 1]
-    dkv_full: cute.struct.MemRange[cutlass.Int64, 1]
-    tmem: cutlass.Int32
-    words: cute.struct.MemRange[cutlass.Int32, BLOCKS * BLOCKS]  # scales of dS
 
 
 @cute.kernel
@@ -183,46 +143,46 @@ def main_kernel(
     scale_log2: cutlass.Float32,
     softmax_scale: cutlass.Float32,
     dq_factor: cutlass.Float32,
-    causal: cutlass.Constexpr[bool],
-    p_offset: cutlass.Constexpr[int],
-    rounded: cutlass.Constexpr[bool],
+    config: cutlass.Constexpr[plan.Config],
 ) -> None:
     """One CTA: 128 keys, all queries that see one of them; every warp goes to its role."""
-    place = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    head_dim = cute.size(mdK, mode=[3])
-    products = make_products(head_dim)
-    layouts = make_layouts(products, head_dim)
-    sf_layouts = {n: blockscaled_layout.make_smem_layout_sfa(products["s"], TILE, BLOCK, n) for n in (1, STAGES)}
+    tiled_mmas = make_tiled_mmas(config.head_dim)
     smem = memory.SmemAllocator()
-    storage = smem.allocate(Storage)
-    stored, tiles = allocate_tiles(smem, layouts, PAYLOADS[: len(matrices)])
-    scales = allocate_scales(smem, sf_layouts)
-    sTerms = smem.allocate_tensor(cutlass.Float32, cute.make_layout((2 * TILE_M, STAGES)), byte_alignment=128)
-    parts = cute.make_layout((32 * DQ_COLUMNS, DQ_STAGES, REDUCE_WARPS))
-    sParts = smem.allocate_tensor(mWork.element_type, parts, byte_alignment=128)
-    sWords = storage.words.get_tensor(cute.make_layout((BLOCKS, BLOCKS), stride=(BLOCKS, 1)))
-    fill_constant_scales(scales["p"], (E8M0_BIAS - p_offset) * 0x01010101)
-    tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
-    events = SimpleNamespace(**{b.name: WarpEvent(getattr(storage, b.name).data_ptr(), b.stages) for b in BARRIERS})
-    q_tiles, count = visited(place[0], lengths, mWork.shape[1] // mdK.shape[2], causal)
+    storage = smem.allocate(plan.Storage)
+    stored, tiles = allocate_tiles(smem, make_layouts(tiled_mmas, config.head_dim), PAYLOADS[: len(matrices)])
+    scales = allocate_scales(smem, tiled_mmas["s"])
+    terms = cute.make_layout((2 * TILE_M, STAGES))
+    parts = cute.make_layout((32 * plan.DQ_COLUMNS, plan.DQ_STAGES, plan.REDUCE_WARPS))
+    cta = Fixed(
+        config=config, events=events_of(storage), work=work_of(lengths, mWork.shape[1] // mdK.shape[2], config.causal),
+        tiles=tiles, scales=scales,
+        sTerms=smem.allocate_tensor(cutlass.Float32, terms, byte_alignment=128),  # addend, delta
+        sParts=smem.allocate_tensor(mWork.element_type, parts, byte_alignment=128),  # of dQ
+        sWords=storage.words.get_tensor(cute.make_layout((BLOCKS, BLOCKS), stride=(BLOCKS, 1))),  # scales of dS
+        scale_log2=scale_log2, softmax_scale=softmax_scale, dq_factor=dq_factor,
+    )  # fmt: skip
+    fill_constant_scales(scales["p"], (E8M0_BIAS - config.p_offset) * 0x01010101)
+    cta.tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
 
-    if warp == LOAD_WARP:
-        copies = make_copies(products["s"], tma, matrices, stored, head_dim)
-        load(copies, dict(zip(ATOMS, atoms, strict=True)), mTerms, scales, sTerms, events, place, q_tiles)
-    elif warp == MMA_WARP:
-        if count > 0:
-            multiply(products, tiles, scales, tmem, events, count)
-    elif warp == SCALES_WARP:
-        assemble_scales(sWords, scales["ds"], scales["ds_t"], events, count)
-    elif warp < COMPUTE_WARP:
-        reduce_dq(tmem, sParts, mWork, events, place, q_tiles, head_dim, dq_factor)
-    elif warp < LOAD_WARP:
-        compute(
-            tmem, sTerms, tiles["ds_t"], sWords, events, place, q_tiles, lengths, scale_log2, causal, p_offset, rounded
-        )
-        store_gradients(tmem, mdK, mdV, events, place, count, softmax_scale)
-    free_tmem(tmem, TMEM.allocation, warp)
+    if warp < plan.COMPUTE_WARP:
+        cute.arch.setmaxregister_decrease(plan.REDUCE_REGISTERS)
+        reduce_dq(cta, mWork)
+    elif warp < plan.LOAD_WARP:
+        cute.arch.setmaxregister_increase(plan.COMPUTE_REGISTERS)
+        compute(cta)
+        store_gradients(cta, mdK, mdV)
+    else:
+        cute.arch.setmaxregister_decrease(plan.OTHER_REGISTERS)
+        if warp == plan.LOAD_WARP:
+            copies = make_copies(tiled_mmas["s"], tma, matrices, stored, config.head_dim)
+            load(cta, Fixed(copies=copies, atoms=dict(zip(ATOMS, atoms, strict=True))), mTerms)
+        elif warp == plan.MMA_WARP:
+            if cta.work.count > 0:
+                multiply(cta, products_of(cta, tiled_mmas))
+        elif warp == plan.SCALES_WARP:
+            assemble_scales(cta)
+    free_tmem(cta.tmem, TMEM.allocation, warp)
 
 
 main_kernel.set_name_prefix("backward_main", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -247,13 +207,13 @@ def allocate_tiles(smem: memory.SmemAllocator, layouts: dict, payloads: tuple) -
     return stored, tiles
 
 
-def allocate_scales(smem: memory.SmemAllocator, sf_layouts: dict) -> dict:
+def allocate_scales(smem: memory.SmemAllocator, tiled_mma: cute.TiledMma) -> dict:
     """Shared memory for the scales, an atom a stage."""
-    names = ("k", "k_t", "v", "p", "ds", "ds_t", *STAGED)
-    return {
-        name: smem.allocate_tensor(E8M0, sf_layouts[STAGES if name in STAGED else 1], byte_alignment=128)
-        for name in names
-    }
+    scales = {}
+    for name in ("k", "k_t", "v", "p", "ds", "ds_t", *STAGED):
+        layout = blockscaled_layout.make_smem_layout_sfa(tiled_mma, TILE, BLOCK, STAGES if name in STAGED else 1)
+        scales[name] = smem.allocate_tensor(E8M0, layout, byte_alignment=128)
+    return scales
 
 
 def make_copies(tiled_mma: cute.TiledMma, tma: tuple, matrices: tuple, stored: dict, head_dim: int) -> dict:
@@ -267,24 +227,16 @@ def make_copies(tiled_mma: cute.TiledMma, tma: tuple, matrices: tuple, stored: d
     return copies
 
 
-@cute.jit
-def fill_constant_scales(sSF: cute.Tensor, word: cutlass.Constexpr[int]) -> None:
-    """The scale atom of P, written before the CTA meets for the first time."""
-    thread, _, _ = cute.arch.thread_idx()
-    if thread < TILE_N:
-        sWords = cute.make_tensor(cute.recast_ptr(sSF.iterator, dtype=cutlass.Int32), cute.make_layout(TILE_N))
-        sWords[thread] = cutlass.Int32(word)
-        cute.arch.fence_view_async_shared()
-
-
-@cute.jit
-def visited(
-    kv_tile: cutlass.Int32, lengths: tuple, group: cutlass.Int32, causal: cutlass.Constexpr[bool]
-) -> tuple[tuple, cutlass.Int32]:
-    """Which tiles of queries see a key of the tile: (first, end, query heads), and how many that are."""
+def work_of(lengths: tuple, group: cutlass.Int32, causal: bool) -> Fixed:
+    """What the CTA has to do: `kv_tile`, `kv_head`, `batch`, and the tiles of queries from `first` to `q_tiles` of each
+    of the `group` query heads, `count` in all.
+    """
+    kv_tile, kv_head, batch = cute.arch.block_idx()
     seqlen_q, seqlen_k = lengths
-    tiles = cute.ceil_div(seqlen_q, TILE_M)
-    first = cutlass.Int32(0)
-    if cutlass.const_expr(causal):
+    q_tiles, first = cute.ceil_div(seqlen_q, TILE_M), cutlass.Int32(0)
+    if causal:
         first = cutlass.min(cutlass.max(kv_tile * TILE_N - seqlen_k + seqlen_q, 0), seqlen_q) // TILE_M
-    return (first, tiles, group), (tiles - first) * group
+    return Fixed(
+        kv_tile=kv_tile, kv_head=kv_head, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
+        first=first, q_tiles=q_tiles, group=group, count=(q_tiles - first) * group,
+    )  # fmt: skip

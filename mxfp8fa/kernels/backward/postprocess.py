@@ -11,7 +11,7 @@ A thread reads the pieces of its query: 32 lanes read 512 contiguous bytes.
 import cutlass
 from cutlass import cute
 
-from mxfp8fa.kernels.backward.tensors import unfold
+from mxfp8fa.kernels.forward.tensors import unfold
 
 TILE_M = 128
 THREADS = 128

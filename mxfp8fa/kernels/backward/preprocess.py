@@ -18,7 +18,7 @@ import cutlass
 from cutlass import cute, memory
 
 from mxfp8fa.kernels.backward.square import scale_value, square_scale
-from mxfp8fa.kernels.backward.tensors import unfold
+from mxfp8fa.kernels.forward.tensors import unfold
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import reciprocal
 from mxfp8fa.numerics.softmax import LOG2_E, SUM_LANES

@@ -6,58 +6,42 @@ the workspace, whose order is this one (see `postprocess.py`). The copy engine d
 on a GPU the sum over the tiles of keys is not deterministic.
 """
 
-from types import SimpleNamespace
-
 import cutlass
 from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-from mxfp8fa.kernels.backward.tables import DQ_COLUMNS, DQ_STAGES, TMEM
+from mxfp8fa.kernels.backward.plan import DQ_COLUMNS, DQ_STAGES, TMEM
+from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.kernels.steps.step4_quantizer import load_row
 
 
 @cute.jit
-def reduce_dq(
-    tmem: cute.Pointer,
-    sParts: cute.Tensor,
-    mWork: cute.Tensor,
-    events: SimpleNamespace,
-    place: tuple,
-    q_tiles: tuple,
-    head_dim: cutlass.Constexpr[int],
-    factor: cutlass.Float32,
-) -> None:
-    """Add dQ / softmax_scale, times `factor` if sums are FP16, tile after tile.
+def reduce_dq(cta: Fixed, mWork: cute.Tensor) -> None:
+    """Add dQ / softmax_scale, times `cta.dq_factor` if sums are FP16, tile after tile.
 
     Args:
-        tmem: first column.
-        sParts: (32 * 32, stages, warps) in the workspace's dtype.
+        cta: see `main.main_kernel`; its `sParts` is (32 * 32, stages, warps) in the workspace's dtype.
         mWork: (B, Hq, tiles, 128 * D).
-        events: see `tables.BARRIERS`.
-        place: tile of keys, head of keys, batch.
-        q_tiles: first tile of queries, tiles, query heads for each head of keys.
-        head_dim: D.
-        factor: of FP16 sums.
     """
-    (_, kv_head, batch), (first, tiles, group) = place, q_tiles
+    events, work, sParts = cta.events, cta.work, cta.sParts
     thread, _, _ = cute.arch.thread_idx()
     warp, lane = thread // 32, thread % 32
-    parts = head_dim // DQ_COLUMNS
+    parts = cta.config.head_dim // DQ_COLUMNS
     part_size = cute.size(sParts, mode=[0])
     t = cutlass.Int32(0)
-    for head in cutlass.range(kv_head * group, (kv_head + 1) * group, unroll=1):
-        for tile in cutlass.range(first, tiles, unroll=1):
-            gWarp = cute.local_tile(mWork[batch, head, tile, None], (parts * part_size,), (warp,))
+    for head in cutlass.range(work.kv_head * work.group, (work.kv_head + 1) * work.group, unroll=1):
+        for tile in cutlass.range(work.first, work.q_tiles, unroll=1):
+            gWarp = cute.local_tile(mWork[work.batch, head, tile, None], (parts * part_size,), (warp,))
             events.dq_full.wait(t)
             for part in cutlass.range_constexpr(parts):
-                piece = load_row(tmem + TMEM["dP"].start + part * DQ_COLUMNS, DQ_COLUMNS, thread)
+                piece = load_row(cta.tmem + TMEM["dP"].start + part * DQ_COLUMNS, DQ_COLUMNS, thread)
                 if cutlass.const_expr(part == parts - 1):
                     events.dq_drained.arrive(t)
                 sPart = sParts[None, part % DQ_STAGES, warp]
                 cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)
                 cute.arch.sync_warp()
-                store_part(piece, sPart, factor, lane)
+                store_part(piece, sPart, cta.dq_factor, lane)
                 cute.arch.fence_view_async_shared()
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():

@@ -10,32 +10,21 @@ The scale of a block serves its 32 rows, so all 32 lines of 16 bytes of an atom 
 takes place while the compute warps still convert and store the codes.
 """
 
-from types import SimpleNamespace
-
 import cutlass
 from cutlass import cute
 
+from mxfp8fa.kernels.backward.plan import BLOCKS, TILE_N
+from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.layouts import ATOM_BYTES
-
-BLOCKS = 4  # of a tile, along queries and along keys
 
 
 @cute.jit
-def assemble_scales(
-    sWords: cute.Tensor, sAtom: cute.Tensor, sAtomT: cute.Tensor, events: SimpleNamespace, count: cutlass.Int32
-) -> None:
-    """Both atoms, tile after tile.
-
-    Args:
-        sWords: (blocks of keys, blocks of queries) Int32, the scales.
-        sAtom: the atom for dK, out.
-        sAtomT: the atom for dQ, out.
-        events: see `tables.BARRIERS`.
-        count: number of tiles.
-    """
+def assemble_scales(cta: Fixed) -> None:
+    """Both atoms, tile after tile, from (blocks of keys, blocks of queries) words."""
+    sWords, sAtom, sAtomT, events = cta.sWords, cta.scales["ds"], cta.scales["ds_t"], cta.events
     lane = cute.arch.lane_idx()
     words = cute.make_rmem_tensor((BLOCKS, BLOCKS), cutlass.Int32)
-    for t in cutlass.range(count, unroll=1):
+    for t in cutlass.range(cta.work.count, unroll=1):
         events.ds_scaled.wait(t)
         for k in cutlass.range_constexpr(BLOCKS):
             for q in cutlass.range_constexpr(BLOCKS):
@@ -58,3 +47,13 @@ def line(sAtom: cute.Tensor, lane: cutlass.Int32) -> cute.Tensor:
 def pack_bytes(parts: list) -> cutlass.Int32:
     """Four numbers below 256 in a word, the first in the low byte."""
     return parts[0] | (parts[1] << 8) | (parts[2] << 16) | (parts[3] << 24)
+
+
+@cute.jit
+def fill_constant_scales(sAtom: cute.Tensor, word: cutlass.Constexpr[int]) -> None:
+    """The scale atom of P, the same word 128 times; written before the CTA meets for the first time."""
+    thread, _, _ = cute.arch.thread_idx()
+    if thread < TILE_N:
+        sWords = cute.make_tensor(cute.recast_ptr(sAtom.iterator, dtype=cutlass.Int32), cute.make_layout(TILE_N))
+        sWords[thread] = cutlass.Int32(word)
+        cute.arch.fence_view_async_shared()

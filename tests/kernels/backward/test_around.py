@@ -13,7 +13,7 @@ from cutlass import Float32, Int32  # noqa: E402
 from mxfp8fa.kernels import compile_kernel  # noqa: E402
 from mxfp8fa.kernels.backward.postprocess import postprocess  # noqa: E402
 from mxfp8fa.kernels.backward.preprocess import preprocess  # noqa: E402
-from mxfp8fa.kernels.backward.tensors import rows  # noqa: E402
+from mxfp8fa.kernels.forward.tensors import rows  # noqa: E402
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3  # noqa: E402
 from mxfp8fa.layouts import pack_scales  # noqa: E402
 from mxfp8fa.numerics import quantize  # noqa: E402

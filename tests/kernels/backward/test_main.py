@@ -11,8 +11,7 @@ pytest.importorskip("llvmlite")
 
 from backward_harness import SQUARE, check_call, make_call  # noqa: E402
 
-from mxfp8fa.kernels.backward import tables  # noqa: E402
-from mxfp8fa.kernels.backward.main import Storage  # noqa: E402
+from mxfp8fa.kernels.backward import plan  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -38,11 +37,11 @@ def test_dq_in_order_of_arrival(schedule, seed):
 
 
 def test_the_tables_in_the_docstring_are_the_records():
-    docstring = re.sub(r"(?m)^    ", "", tables.__doc__)
-    assert str(tables.TMEM) in docstring and str(tables.BARRIERS) in docstring
-    assert tables.TMEM.allocation == 512 and "512 columns allocated" in docstring
+    docstring = re.sub(r"(?m)^    ", "", plan.__doc__)
+    assert str(plan.TMEM) in docstring and str(plan.BARRIERS) in docstring
+    assert plan.TMEM.allocation == 512 and "512 columns allocated" in docstring
 
 
 def test_every_barrier_has_its_place_in_shared_memory():
-    names = [b.name for b in tables.BARRIERS]
-    assert list(Storage._offsets)[: len(names)] == names
+    names = [b.name for b in plan.BARRIERS]
+    assert list(plan.Storage._offsets)[: len(names)] == names

@@ -1,4 +1,4 @@
-"""Sizes, roles, tensor memory and barriers of the main kernel.
+"""What the roles of the main kernel agree on: tiles, warps, columns of tensor memory, barriers.
 
 Warps, 512 threads:
 
@@ -7,7 +7,7 @@ Warps, 512 threads:
     12     load      Q, K, V, dO, their scales, lse and delta
     13     mma       ten copies of scales and five products a tile of queries
     14     scales    the two scale atoms of dS
-    15     nothing   (registers are handed out to four warps at a time)
+    15     idle      registers are handed out to four warps at a time
 
 TMEM, 512 columns allocated:
 
@@ -51,6 +51,13 @@ Barriers:
     dkv_full     1      tcgen05.commit                compute warps          dK and dV are complete
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import cute
+
 from mxfp8fa.kernels.plan import Barrier, Barriers, Columns, TmemMap
 
 TILE_M, TILE_N = 128, 128  # queries, keys
@@ -59,10 +66,19 @@ STAGES = 2  # of Q and of dO
 DQ_STAGES = 2  # parts of dQ on their way to global memory
 DQ_COLUMNS = 32  # of head_dim in such a part
 
-REDUCE_WARP, COMPUTE_WARP, LOAD_WARP, MMA_WARP, SCALES_WARP = 0, 4, 12, 13, 14
+REDUCE_WARP, COMPUTE_WARP, LOAD_WARP, MMA_WARP, SCALES_WARP, IDLE_WARP = 0, 4, 12, 13, 14, 15
 REDUCE_WARPS, COMPUTE_WARPS, WARPS = 4, 8, 16
 THREADS = 32 * WARPS
+GROUP_THREADS = 128  # reduce warps, and each half of the compute warps
+ROLES = {
+    **dict.fromkeys(range(REDUCE_WARP, COMPUTE_WARP), "reduce"),
+    **dict.fromkeys(range(COMPUTE_WARP, LOAD_WARP), "compute"),
+    LOAD_WARP: "load", MMA_WARP: "mma", SCALES_WARP: "scales", IDLE_WARP: "idle",
+}  # fmt: skip
+# Registers of a thread, by warpgroup: 128 x (2 x 160 + 120 + 72) are the 64 Ki of an SM.
+COMPUTE_REGISTERS, REDUCE_REGISTERS, OTHER_REGISTERS = 160, 120, 72
 HALF = TILE_M // 2  # queries of a compute thread
+BLOCKS = 4  # of a tile, along queries and along keys
 
 _MMA, _LD, _ST, _CP = "tcgen05.mma", "tcgen05.ld", "tcgen05.st", "tcgen05.cp"
 _LOAD, _COMMIT = "load warp, and the TMA bytes", "tcgen05.commit"
@@ -109,3 +125,36 @@ BARRIERS = Barriers(
     Barrier("dq_drained", REDUCE_WARPS, "reduce warps", "mma warp", "dQ is in registers: dP may overwrite it"),
     Barrier("dkv_full", 1, _COMMIT, "compute warps", "dK and dV are complete"),
 )  # fmt: skip
+# Fields of shared memory before the tiles: all mbarriers in the order of the table, then the rest.
+Storage = cute.struct(
+    type(
+        "Storage",
+        (),
+        {
+            "__annotations__": {
+                **{b.name: cute.struct.MemRange[cutlass.Int64, b.stages] for b in BARRIERS},
+                "tmem": cutlass.Int32,
+                "words": cute.struct.MemRange[cutlass.Int32, BLOCKS * BLOCKS],
+            }
+        },
+    )
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is compiled into the main kernel.
+
+    Attributes:
+        head_dim: D, 64 or 128.
+        causal: whether query i sees key j only where j <= i + Sk - Sq.
+        p_offset: log2 of the factor on P.
+        rounded: whether dS takes P as rounded to E4M3.
+        second: whether dK and dQ read payloads of Q and K of their own.
+    """
+
+    head_dim: int
+    causal: bool
+    p_offset: int
+    rounded: bool
+    second: bool
