@@ -10,22 +10,14 @@ import torch
 
 from mxfp8fa.kernels.execution import require_toolchain, target_of
 from mxfp8fa.kernels.operands import MXOperand, packed_shapes
+from mxfp8fa.kernels.supported import HEAD_DIMS, check_forward_options
 from mxfp8fa.kernels.torch_quantize import check_floats
 from mxfp8fa.numerics.operands import check_softmax_scale
 from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.problem import check_scale_and_mask, check_shapes
 
-HEAD_DIMS = (64, 128)
 MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
 TMA_ALIGNMENT_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides
-# What the kernel does; the NumPy model has more.
-KERNEL_OPTIONS = {
-    "p_scale": ("constant",),
-    "exp": ("exact",),
-    "tile_m": (128,),
-    "tile_n": (128,),
-    "kv_order": ("descending",),
-}
 NAMES = ("q", "k", "v")
 # The orientation of its scales that the product reads each operand in, and the axis of (B, S, H, D) that it contracts.
 ROWS = {"q": "tokens", "k": "tokens", "v": "head_dim"}
@@ -115,7 +107,9 @@ def check_call(
     check_scale_and_mask(softmax_scale, causal)
     check_softmax_scale(softmax_scale)
     _check_kinds(tensors, axes)
-    _check_options(options, k_is_quantized=bool(axes[1]))
+    check_forward_options(options)
+    if options.k_mean and axes[1]:
+        raise ValueError("options.k_mean = True needs k as floats; k is an MXOperand (subtract the mean before quantizing)")
     for name, x in zip(NAMES, tensors, strict=True):
         if x.numel() > MAX_ELEMENTS:
             raise ValueError(f"{name} has {x.numel()} elements; allowed: at most 2^31 - 1")
@@ -155,16 +149,3 @@ def _check_strides(name: str, codes: torch.Tensor) -> None:
             f"codes of {name} of shape {tuple(codes.shape)} have strides {codes.stride()}, which TMA cannot take; allowed: 1 for "
             f"the last axis and multiples of {TMA_ALIGNMENT_BYTES} for the others (.contiguous() copies them)"
         )
-
-
-def _check_options(options: AttentionOptions, *, k_is_quantized: bool) -> None:
-    """What the kernel does of what the numerics define."""
-    for name, allowed in KERNEL_OPTIONS.items():
-        value = getattr(options, name)
-        if value not in allowed:
-            raise ValueError(
-                f"options.{name} = {value!r} is not in the kernel; allowed: {', '.join(map(repr, allowed))} "
-                "(mxfp8fa.numerics.attention_mxfp8 has it, in NumPy)"
-            )
-    if options.k_mean and k_is_quantized:
-        raise ValueError("options.k_mean = True needs k as floats; k is an MXOperand (subtract the mean before quantizing)")

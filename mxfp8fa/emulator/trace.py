@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxfp8fa.emulator.machine.watch import Watch
-from mxfp8fa.emulator.names import Names, agent_name
+from mxfp8fa.emulator.names import Buffer, Names, agent_name
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.asynchronous import AsyncOp
@@ -111,14 +111,14 @@ class Trace(Watch):
         roles: warp index -> name ("load", "mma", ...); others are called by their number.
         barriers: shared offset of an mbarrier -> name; others are called by their offset.
         columns: name -> first and last column of tensor memory.
-        buffers: name -> first shared offset and the one after the last.
+        buffers: name -> `Buffer`, or first shared offset and the one after the last.
         spans, tensor_accesses, shared_accesses, barrier_events: what was recorded.
     """
 
     roles: Mapping[int, str] = field(default_factory=dict)
     barriers: Mapping[int, str] = field(default_factory=dict)
     columns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    buffers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    buffers: Mapping[str, Buffer | tuple[int, int]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     tensor_accesses: list[TensorAccess] = field(default_factory=list)
     shared_accesses: list[SharedAccess] = field(default_factory=list)
@@ -273,7 +273,7 @@ class Trace(Watch):
 
     def buffer_name(self, start: int, stop: int) -> str:
         """The name of a range of shared memory: as given, else its first and last byte."""
-        for name, (first, end) in self.buffers.items():
+        for name, (first, end, *_) in self.buffers.items():
             if first <= start and stop <= end:
                 return name if (first, end) == (start, stop) else f"{name} + {start - first:#x}"
         return f"{start:#x}-{stop - 1:#x}"

@@ -164,7 +164,7 @@ def execute(
     """
     compiled = compile_once(function, *args, constants=constants, target=target_of(device))
     if device.type != "cpu":
-        with torch.cuda.device(device):
+        with _default_stream(device):
             compiled(*args)
         return
     from mxfp8fa.emulator import run
@@ -176,6 +176,16 @@ def execute(
         _rates[:] = [report.warp_instructions / report.seconds]
     if settings.report is not None:
         settings.report.launches += report.launches
+
+
+@contextlib.contextmanager
+def _default_stream(device: torch.device) -> Iterator[None]:
+    """Work on the default stream, where compiled functions launch, in its place among the work of the current stream."""
+    with torch.cuda.device(device):
+        current, default = torch.cuda.current_stream(), torch.cuda.default_stream()
+        default.wait_stream(current)
+        yield
+        current.wait_stream(default)
 
 
 def compile_once(

@@ -46,10 +46,14 @@ class Case:
         offsets = None if self.cu_seqlens is None else np.array(self.cu_seqlens, np.int32)
         return {"causal": self.causal, "cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
 
+    def forward(self, options: AttentionOptions) -> NDArray:
+        """O by the MXFP8 attention under these options."""
+        q, k, v, _ = self._arrays
+        return attention_mxfp8(q, k, v, options=options, **self._arguments)[0]
+
     def forward_sqnr(self, options: AttentionOptions) -> float:
         """SQNR of O alone, in dB."""
-        q, k, v, _ = self._arrays
-        return sqnr_db(attention_mxfp8(q, k, v, options=options, **self._arguments)[0], self.reference["O"])
+        return sqnr_db(self.forward(options), self.reference["O"])
 
     @cached_property
     def reference(self) -> Tensors:

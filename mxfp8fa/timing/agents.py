@@ -7,6 +7,7 @@ traffic of others (LSU, TMA) takes cycles of the port away from the tensor core 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -35,6 +36,7 @@ class Agents:
         self._tensor = dict.fromkeys(members, 0.0)
         self._link = dict.fromkeys(members, 0.0)
         self._disturbed = dict.fromkeys(members, 0.0)
+        self._copies: dict[int, deque[tuple[float, float]]] = {cta: deque() for cta in members}
 
     def disturb(self, cta: int, cycles: float) -> None:
         """Somebody else uses the shared memory port."""
@@ -84,9 +86,17 @@ class Agents:
         port = operation.shared_bytes.get(cta, 0) / self._rates["smem"]
         idle = max(0.0, begins - self._tensor[cta])
         others = max(0.0, self._disturbed[cta] - idle)
-        cycles = max(columns, port + others)
+        cycles = max(columns, port + others + self._copying(cta, begins, begins + max(columns, port)))
         self._disturbed[cta] = max(0.0, others - (cycles - port))
         return cycles
+
+    def _copying(self, cta: int, start: float, end: float) -> float:
+        """Cycles of the port that TMA takes between two cycles."""
+        copies = self._copies[cta]
+        while copies and copies[0][1] <= start:
+            copies.popleft()
+        share = self._rates["tma_bandwidth"] / self._rates["smem"]
+        return sum(max(0.0, min(end, last) - max(start, first)) for first, last in copies) * share
 
     def _copy(self, operation: Operation, time: float) -> float:
         """A TMA copy between global memory and shared memory; its latency overlaps with others, its bytes do not."""
@@ -98,7 +108,7 @@ class Agents:
             begins = max(time + (self._rates["tma_latency"] if loads else 0), self._link[cta])
             ends = begins + size / self._rates["tma_bandwidth"]
             self._link[cta] = ends
-            self.disturb(cta, size / self._rates["smem"])
+            self._copies[cta].append((begins, ends))
             self._span(f"TMA {cta}", operation.what, begins, ends)
             latest = max(latest, ends)
         return latest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mxfp8fa.emulator.names import Names
+from mxfp8fa.emulator.elements import Elements
+from mxfp8fa.emulator.names import Buffer, Names
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA
@@ -32,20 +33,30 @@ class Places:
     def _shared_name(self, offset: int) -> str:
         if offset in self._names.barriers:
             return f", barrier {self._names.barriers[offset]}"
-        for name, (start, stop) in self._names.buffers.items():
+        for name, buffer in self._names.buffers.items():
+            start, stop = buffer[:2]
             if start <= offset < stop:
-                return f", {name} + {offset - start:#x}"
+                return f", {name} {Buffer(*buffer).place(offset)}"
         return ""
 
     def tensor(self, cta: CTA, lane: int, column: int) -> str:
         """A place in tensor memory."""
         place = f"tensor memory lane {lane}, column {column} of {cta}"
-        for name, (first, last) in self._names.columns.items():
-            if first <= column <= last:
-                return f"{place}, column {column - first} of {name}"
-        return place
+        inside = [
+            f"column {column - first} of {name}"
+            for name, (first, last) in self._names.columns.items()
+            if first <= column <= last
+        ]
+        return ", ".join([place, " or ".join(inside)]) if inside else place
 
     def memory(self, address: int) -> str:
-        """A place in global memory, by the allocation it lies in."""
+        """A place in global memory: an element of a tensor, or a byte of the allocation it lies in."""
         found = self._memory.find(address, 1) if self._memory is not None else None
-        return f"global address {address:#x}" if found is None else f"byte {address - found.address} of {found.name}"
+        if found is None:
+            return f"global address {address:#x}"
+        elements = Elements.of(found.owner) or getattr(found.owner, "elements", ())
+        index = elements.index(address) if elements else None
+        if index is None:
+            return f"byte {address - found.address} of {found.name}"
+        text = ", ".join(map(str, index))
+        return f"{found.name}[{text}]" if found.name.isidentifier() else f"element [{text}] of {found.name}"

@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mxfp8fa.emulator.elements import Elements
+
 from .cuda_view import dlpack_extent, unwrap
 
 
 class MemoryRange(NamedTuple):
-    """Valid global memory: `size_bytes` from `address` on."""
+    """Valid global memory: `size_bytes` from `address` on; `elements` of the tensor that brought it, where they are known."""
 
     address: int
     size_bytes: int
     writable: bool
     name: str
+    elements: Elements | tuple[()] = ()
 
 
 def covers(ranges: Iterable[MemoryRange], address: int, size_bytes: int) -> bool:
@@ -84,15 +87,15 @@ def _storage(value: Any, name: str) -> MemoryRange | None:
         return _numpy_storage(value, name)
     if hasattr(value, "untyped_storage"):
         storage = value.untyped_storage()
-        return MemoryRange(storage.data_ptr(), storage.nbytes(), True, name)
+        return MemoryRange(storage.data_ptr(), storage.nbytes(), True, name, Elements.of(value) or ())
     extent = dlpack_extent(value)
-    return None if extent is None else MemoryRange(*extent, True, name)
+    return None if extent is None else MemoryRange(*extent, True, name, Elements.of(value) or ())
 
 
 def _numpy_storage(array: np.ndarray, name: str) -> MemoryRange:
     """From an array's first to its last byte, of the array that owns the memory where that is an array."""
-    writable = array.flags.writeable
+    writable, elements = array.flags.writeable, Elements.of(array) or ()
     while isinstance(array.base, np.ndarray):
         array = array.base
     low, high = np.lib.array_utils.byte_bounds(array)
-    return MemoryRange(low, high - low, writable, name)
+    return MemoryRange(low, high - low, writable, name, elements)

@@ -53,7 +53,7 @@ def reader(operand: Any, value_type: str, program: Program) -> Reader:
     if isinstance(operand, syntax.Register):
         return _register_reader(operand, dtype, value_type)
     if isinstance(operand, syntax.Immediate):
-        constant: np.ndarray = np.full(LANES, _immediate(operand, value_type), dtype)
+        constant: np.ndarray = np.full(LANES, immediate_bits(operand, value_type), dtype)
         return lambda w: (constant, None)
     if isinstance(operand, syntax.SpecialRegister):
         read = special_register(operand)
@@ -80,7 +80,7 @@ def _register_reader(register: syntax.Register, dtype: type, value_type: str) ->
     return resized
 
 
-def _immediate(operand: syntax.Immediate, value_type: str) -> int:
+def immediate_bits(operand: syntax.Immediate, value_type: str) -> int:
     if value_type == "pred":
         return operand.integer_bits(1)
     width = BITS[value_type]
@@ -150,6 +150,22 @@ def match(instruction: syntax.Instruction) -> tuple[Definition, dict[str, Any]] 
 
     Qualifiers are first read in the order of the ISA's syntax, then in any order.
     """
+    key = (instruction.opcode, instruction.qualifiers, tuple(map(_kind, instruction.operands)))
+    if key not in _MATCHED:
+        _MATCHED[key] = _match(instruction)
+    return _MATCHED[key]
+
+
+_MATCHED: dict[Any, tuple[Definition, dict[str, Any]] | None] = {}
+
+
+def _kind(operand: Any) -> tuple[type, bool]:
+    """What `_fits` looks at."""
+    register = operand.register if isinstance(operand, syntax.Negated) else operand
+    return type(operand), isinstance(register, syntax.Register) and register.type == "pred"
+
+
+def _match(instruction: syntax.Instruction) -> tuple[Definition, dict[str, Any]] | None:
     text = "".join(f".{q}" for q in instruction.qualifiers)
     fitting = [d for d in REGISTRY.get(instruction.opcode, ()) if _operands_fit(d, instruction)]
     for definition in fitting:
@@ -233,7 +249,7 @@ def guarded(step: Step, guard: syntax.Guard) -> Step:
     return run
 
 
-def _flatten(
+def flatten(
     instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], *, outputs: bool
 ) -> list[tuple[OperandSpec, Any, str]]:
     """(spec, operand, value type) of the outputs or of the inputs; a pair gives two outputs."""
@@ -252,8 +268,8 @@ def _flatten(
 def _bind_pure(
     instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program
 ) -> Step:
-    inputs = _flatten(instruction, definition, modifiers, outputs=False)
-    outputs = _flatten(instruction, definition, modifiers, outputs=True)
+    inputs = flatten(instruction, definition, modifiers, outputs=False)
+    outputs = flatten(instruction, definition, modifiers, outputs=True)
     carry = (OperandSpec("carry", "pred"), syntax.Register("CC.CF", "pred", program.carry_register), "pred")
     inputs += [carry] if definition.extra.get("carry_in") else []
     outputs += [carry] if definition.extra.get("carry_out") else []
@@ -294,7 +310,7 @@ def _plain_source(operand: Any, t: str) -> int | np.ndarray | None:
     if isinstance(operand, syntax.Register) and register_dtype(operand) is raw_dtype(t):
         return operand.id
     if isinstance(operand, syntax.Immediate):
-        return np.full(LANES, _immediate(operand, t), raw_dtype(t))
+        return np.full(LANES, immediate_bits(operand, t), raw_dtype(t))
     return None
 
 
@@ -352,17 +368,17 @@ def _bind_machine(
     tracked_names = definition.extra.get("tracked", ())
     inputs = [
         _input(spec, operand, t, program, instruction, keep=spec.name in tracked_names)
-        for spec, operand, t in _flatten(instruction, definition, modifiers, outputs=False)
+        for spec, operand, t in flatten(instruction, definition, modifiers, outputs=False)
     ]
     writers = [
         writer(o, t)
-        for _, operand, t in _flatten(instruction, definition, modifiers, outputs=True)
+        for _, operand, t in flatten(instruction, definition, modifiers, outputs=True)
         for o in (operand.elements if isinstance(operand, syntax.Vector) else _words(operand))
     ]
     function = definition.function
     late = definition.extra.get("late", False)
     targets = frozenset(
-        _registers_in([operand for _, operand, _ in _flatten(instruction, definition, modifiers, outputs=True)])
+        registers_in([operand for _, operand, _ in flatten(instruction, definition, modifiers, outputs=True)])
     )
 
     def deliver(warp: Warp, bits: int, result: Any) -> None:
@@ -383,12 +399,28 @@ def _bind_machine(
     return step
 
 
+def register_only(instruction: syntax.Instruction) -> bool:
+    """Whether an instruction only moves and computes registers of its own lane, and can neither wait nor fail."""
+    if instruction.opcode == "mov":
+        return True
+    found = match(instruction)
+    return found is not None and found[0].kind == "pure" and "membermask" not in found[0].extra
+
+
+def branch_targets(instructions: Sequence[syntax.Instruction]) -> set[int]:
+    """Instructions that some branch may go to."""
+    operands = [operand for i in instructions for operand in i.operands]
+    lists = [operand.labels for operand in operands if isinstance(operand, syntax.BranchTargets)]
+    labels = [operand for operand in operands if isinstance(operand, syntax.Label)]
+    return {label.index for label in [*labels, *(x for found in lists for x in found)]}
+
+
 def registers_of(instruction: syntax.Instruction) -> Iterator[int]:
     """Ids of all registers an instruction names."""
-    return _registers_in([*instruction.operands, instruction.guard])
+    return registers_in([*instruction.operands, instruction.guard])
 
 
-def _registers_in(operands: Sequence[Any]) -> Iterator[int]:
+def registers_in(operands: Sequence[Any]) -> Iterator[int]:
     pending = list(operands)
     while pending:
         operand = pending.pop()

@@ -41,7 +41,7 @@ class CTA:
         self.barriers = [NamedBarrier(self, i) for i in range(NAMED_BARRIERS)]
         self.last_arrivals: dict[int, str] = {}
         self.warps = [
-            Warp(
+            machine.warp_class(
                 self,
                 i // WARP_LANES,
                 FULL if i + WARP_LANES <= self.threads else (1 << (self.threads - i)) - 1,

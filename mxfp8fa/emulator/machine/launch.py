@@ -12,6 +12,7 @@ CHOICES = {
     "accumulate": ("float32", "blackwell", "exact"),
     "wait_ld": ("dependency", "required"),
     "check": ("off", "races"),
+    "engine": ("compiled", "numpy"),
 }
 Dim3 = tuple[int, int, int]
 
@@ -54,6 +55,8 @@ class Options:
             False only together with tcgen05.fence::before_thread_sync and ::after_thread_sync, as the ISA says.
         assume_read_order: for the checker, a barrier alone orders a thread's read before the asynchronous write (TMA) that
             overwrites what it read; under False only together with fence.proxy.async, as the ISA says.
+        engine: "compiled": hot instructions run as machine code (where llvmlite is installed); "numpy": all of them run in
+            Python, with the same results.
         sm_count: number of SMs that host code and kernels see.
     """
 
@@ -66,6 +69,7 @@ class Options:
     assume_mma_cp_order: bool = True
     assume_tcgen05_order: bool = True
     assume_read_order: bool = True
+    engine: str = "compiled"
     sm_count: int = 148
 
     def __post_init__(self) -> None:

@@ -71,7 +71,16 @@ class Machine:
         self._state_epoch = -1
         self._turn = 0
         self._number = 0
+        self.warp_class = self._evaluator()
         self._check_launch()
+
+    def _evaluator(self) -> type[Warp]:
+        """The class of the warps: with compiled code where that is wanted and can be had."""
+        from mxfp8fa.emulator import compiled
+
+        if self.options.engine == "numpy" or not compiled.available():
+            return Warp
+        return compiled.prepare(self.program)
 
     def _check_launch(self) -> None:
         launch, threads = self.launch, int(np.prod(self.launch.block))
@@ -276,4 +285,6 @@ def run_machine(
     except EmulationError:
         machine.resident.clear()
         raise
+    finally:
+        program.collect_counts()
     return machine

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from mxfp8fa.emulator import isa  # noqa: F401  (fills the registry)
 from mxfp8fa.emulator.errors import LaunchError, Site, UnsupportedInstruction
-from mxfp8fa.emulator.machine.binding import Step, bind, register_dtype, registers_of
+from mxfp8fa.emulator.machine.binding import Step, bind, branch_targets, register_dtype, register_only, registers_of
 from mxfp8fa.emulator.machine.memory import LOCAL_WINDOW, SHARED_BASE, Range, array_range
 from mxfp8fa.emulator.machine.warp import Outcome, Warp
 from mxfp8fa.emulator.ptx import syntax
@@ -55,6 +57,7 @@ class Program:
         variables: of its module.
         steps: one function per instruction.
         counts: executions per instruction, of the current launch.
+        interior: per instruction, whether no turn may end before it.
         parameters: the parameter block (real memory, so that its address can be taken).
     """
 
@@ -72,6 +75,16 @@ class Program:
         self.blank_shadow: list[np.ndarray | None] = [~b for b in self.blank_registers]
         self.steps: list[Step] = self._bind()
         self.counts = [0] * len(self.steps)
+        self.interior = self._find_interior()
+        self.engine: Any = None  # compiled code, see `emulator.compiled`
+
+    def _find_interior(self) -> list[bool]:
+        """Instructions before which no turn ends: this one and the one before only move and compute registers."""
+        inside = [register_only(i) for i in self.instructions]
+        found = [False, *(a and b for a, b in pairwise(inside)), False, False]
+        for target in branch_targets(self.instructions):
+            found[target] = False
+        return found
 
     def _bind(self) -> list[Step]:
         """Bind all instructions; report the first few that cannot be."""
@@ -132,6 +145,11 @@ class Program:
             )
         if params:
             self.parameters[: len(params)] = np.frombuffer(params, np.uint8)
+
+    def collect_counts(self) -> None:
+        """Add what compiled code executed to the counts."""
+        if self.engine is not None:
+            self.engine.add_counts(self.counts)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 

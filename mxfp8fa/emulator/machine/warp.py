@@ -218,6 +218,10 @@ class Warp:
         if self._late & named and self.program.instructions[pc].mnemonic.startswith("mov."):
             self._late |= named
             self._late_moves.append((pc, self.group.bits))
+        self._deliver(named)
+
+    def _deliver(self, named: frozenset[int]) -> None:
+        """Deliver the late loads of these registers."""
         due = [item for item in self.pending if item[0] & named]
         self.pending = [item for item in self.pending if not item[0] & named]
         for _, deliver in due:
@@ -305,40 +309,49 @@ class Warp:
     # -- execution ----------------------------------------------------------------------------------------------------
 
     def run(self, budget: int) -> int:
-        """Execute until nothing here can run or `budget` instructions are spent; returns the instructions executed."""
-        steps, counts = self.program.steps, self.program.counts
-        left = budget
+        """Execute until nothing here can run or `budget` instructions are spent; returns the instructions executed.
+
+        A turn ends only at a boundary (`Program.interior`), so a few more instructions than the budget may be executed.
+        """
         self.executed = 0
         self._choose()
         try:
-            while left > 0 and self.groups and self.group.wait is None:
-                group = self.group
-                pc = group.pc
-                if self.pending:
-                    self._settle(pc)
-                counts[pc] += 1
-                left -= 1
-                self.executed += 1
-                outcome = steps[pc](self, group.bits)
-                if outcome is None:
-                    group.pc = pc + 1
-                    if len(self.groups) > 1:
-                        self._choose()
-                elif outcome is BLOCKED:
-                    counts[pc] -= 1
-                    self._choose()
-                elif outcome is YIELD:
-                    group.pc = pc + 1
-                    self._choose()
-                    break
+            left = self._execute(budget)
         except EmulationError as error:
             if error.site is None:
                 error.site = self.site(self.group.pc, error.lane)
             raise
-        if left == 0:
+        if left <= 0:
             self._take_turns()
         self.instructions += budget - left
         return budget - left
+
+    def _execute(self, left: int) -> int:
+        """Execute until nothing here can run or the turn is over; returns what is left of the budget."""
+        steps, counts, interior = self.program.steps, self.program.counts, self.program.interior
+        while self.groups and self.group.wait is None:
+            group = self.group
+            pc = group.pc
+            if left <= 0 and not interior[pc]:
+                break
+            if self.pending:
+                self._settle(pc)
+            counts[pc] += 1
+            left -= 1
+            self.executed += 1
+            outcome = steps[pc](self, group.bits)
+            if outcome is None:
+                group.pc = pc + 1
+                if len(self.groups) > 1:
+                    self._choose()
+            elif outcome is BLOCKED:
+                counts[pc] -= 1
+                self._choose()
+            elif outcome is YIELD:
+                group.pc = pc + 1
+                self._choose()
+                break
+        return left
 
     def site(self, pc: int, lane: int | None = None) -> Site:
         """Where instruction `pc` of this warp stands."""

@@ -16,6 +16,7 @@ from mxfp8fa.kernels.launch import gmem
 from mxfp8fa.kernels.names import names_of
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3, E8M0
+from mxfp8fa.kernels.supported import check_forward_options
 from mxfp8fa.numerics import AttentionOptions
 from mxfp8fa.numerics.softmax import softmax_scale_log2
 
@@ -166,8 +167,4 @@ def check(q: MXOperand, k: MXOperand, v: MXOperand, options: AttentionOptions, o
         )
     if out_dtype not in OUT_DTYPES:
         raise ValueError(f"out_dtype = {out_dtype}; allowed: {', '.join(map(str, OUT_DTYPES))}")
-    only = {"p_scale": "constant", "exp": "exact", "tile_m": plan.TILE_M, "tile_n": plan.TILE_N, "kv_order": "descending"}
-    for name, allowed in only.items():
-        given = getattr(options, name)
-        if given != allowed:
-            raise ValueError(f"options.{name} = {given!r}; the kernel allows {allowed!r}")
+    check_forward_options(options)

@@ -31,10 +31,10 @@ def correct(cta: Fixed, mLSE: cute.Tensor) -> None:
                 a = rescale_output(cta, 0, a, thread)
             if kv_tile < n1 - 1:
                 b = rescale_output(cta, 1, b, thread)
-        if tile.exists(0):
-            a, chunks = finish_output(cta, 0, a, tile, n0, mLSE, chunks, thread)
-        if tile.exists(1):
-            b, chunks = finish_output(cta, 1, b, tile, n1, mLSE, chunks, thread)
+        for i in cutlass.range(Q_TILES, unroll=1):
+            if tile.exists(i):
+                a, chunks = finish_output(cta, i, a, tile, mLSE, chunks, thread)
+            a, b = b, a  # the second trip is for the other, and swaps them back
 
 
 @cute.jit
@@ -53,7 +53,7 @@ def rescale_output(cta: Fixed, i: cutlass.Constexpr[int], mine: Carried, thread:
     return release_output(cta, i, mine)
 
 
-def release_output(cta: Fixed, i: int, mine: Carried) -> Carried:
+def release_output(cta: Fixed, i: cutlass.Int32, mine: Carried) -> Carried:
     """The next PV may write O."""
     cta.events.p_full(i).arrive(mine.ready)
     return mine.but(ready=mine.ready + 1)
@@ -62,16 +62,15 @@ def release_output(cta: Fixed, i: int, mine: Carried) -> Carried:
 @cute.jit
 def finish_output(
     cta: Fixed,
-    i: cutlass.Constexpr[int],
+    i: cutlass.Int32,
     mine: Carried,
     tile: Fixed,
-    kv_tiles: cutlass.Int32,
     mLSE: cute.Tensor,
     chunks: cutlass.Int32,
     thread: cutlass.Int32,
 ) -> tuple[Carried, cutlass.Int32]:
     """lse, and O divided and in chunks to the epilogue warp. Queries that see no key have O = 0 and lse = -inf."""
-    events, tO, sees_keys = cta.events, cta.tmem + TMEM[f"O{i}"].start, kv_tiles > 0
+    events, sees_keys = cta.events, tile.kv_tiles(i) > 0
     row_max, row_sum = -cutlass.Float32.inf, cutlass.Float32(0)
     if sees_keys:
         events.sum_full(i).wait(mine.ended)
@@ -82,24 +81,31 @@ def finish_output(
     query = (tile.q_tile + i) * TILE_M + thread
     if query < tile.seqlen_q:
         mLSE[tile.batch, tile.head, query] = lse
-    o_type = cta.config.o_type
-    columns = CHUNK_BYTES * 8 // o_type.width
-    for column in cutlass.range_constexpr(0, cta.config.head_dim, columns):
+    tO = cta.tmem + TMEM["O0"].start + i * (TMEM["O1"].start - TMEM["O0"].start)
+    columns = CHUNK_BYTES * 8 // cta.config.o_type.width
+    for column in cutlass.range(0, cta.config.head_dim, columns, unroll=1):
         events.chunk_empty.wait_one_turn_before(chunks)
-        for part in cutlass.range_constexpr(0, columns, PART):
-            row = load_row(tO + column + part, PART, thread)
-            row.store(row.load() / divisor)
-            if not sees_keys:
-                row.fill(0.0)
-            sChunk = cta.sO[None, None, chunks % CHUNK_STAGES]
-            target = cute.local_tile(sChunk, (1, PART), (thread, part // PART))
-            result = cute.make_rmem_tensor(PART, o_type)
-            result.store(row.load().to(o_type))
-            cute.autovec_copy(result, target[0, None])
+        sRow = cta.sO[thread, None, chunks % CHUNK_STAGES]
+        for part in cutlass.range(columns // PART, unroll=1):
+            divide_part(tO + column + part * PART, divisor, sees_keys, cute.local_tile(sRow, (PART,), (part,)), thread)
         cute.arch.fence_view_async_shared()
         events.chunk_full.arrive(chunks)
         chunks += 1
     if sees_keys:
-        mine = mine.but(ended=mine.ended + 1)
-        mine = release_output(cta, i, mine)
+        mine = release_output(cta, i, mine.but(ended=mine.ended + 1))
     return mine, chunks
+
+
+@cute.jit
+def divide_part(
+    tO: cute.Pointer, divisor: cutlass.Float32, sees_keys: cutlass.Boolean, target: cute.Tensor, thread: cutlass.Int32
+) -> None:
+    """32 columns of O / divisor, or 0, rounded to the type of `target` in shared memory."""
+    row = load_row(tO, PART, thread)
+    if sees_keys:
+        row.store(row.load() / divisor)
+    else:
+        row.fill(0.0)
+    result = cute.make_rmem_tensor(PART, target.element_type)
+    result.store(row.load().to(target.element_type))
+    cute.autovec_copy(result, target)

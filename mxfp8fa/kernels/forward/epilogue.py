@@ -21,9 +21,9 @@ def store(cta: Fixed, tma: cute.CopyAtom, tOsO: cute.Tensor, tOgO: cute.Tensor) 
     chunks = cutlass.Int32(0)
     for index in cutlass.range(work.first, work.count, work.step, unroll=1):
         tile = work.tile(index)
-        for i in cutlass.range_constexpr(Q_TILES):
+        for i in cutlass.range(Q_TILES, unroll=1):
             if tile.exists(i):
-                for column in cutlass.range_constexpr(cute.size(tOgO, mode=[2])):
+                for column in cutlass.range(cute.size(tOgO, mode=[2]), unroll=1):
                     events.chunk_full.wait(chunks)
                     target = tOgO[None, tile.q_tile + i, column, tile.head, tile.batch]
                     cute.copy(tma, tOsO[None, chunks % CHUNK_STAGES], target)

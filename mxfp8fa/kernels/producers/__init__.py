@@ -9,5 +9,6 @@ tensors run in the emulator.
 """
 
 from mxfp8fa.kernels.producers.quantize import quantize
+from mxfp8fa.kernels.producers.rmsnorm import Normalized, rmsnorm_quantize
 
-__all__ = ["quantize"]
+__all__ = ["Normalized", "quantize", "rmsnorm_quantize"]

@@ -1,7 +1,7 @@
 """Quantizing what a warp holds in registers: the part that all producers share.
 
 A warp holds 32 tokens by 32 n columns of float32, so that every block, 1x32 in either direction or square, is inside it.
-Each thread has a tensor x of shape (rows, 8, n): tokens, then 8 of the 32 columns of a block, then blocks of columns.
+Each thread has 8 of the 32 columns of a block, in several rows (tokens) and n blocks of columns.
 Lane bits 0 and 1 tell the four threads that share a row of a block apart, the others (`row_lanes`) those with other
 tokens. Two ways to come by that, one for rows loaded 16 bytes at a time, one for accumulators of a tensor core:
 
@@ -15,6 +15,7 @@ maximum: two 16-bit codes share a shuffle and an instruction (max.u16x2).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,54 +77,49 @@ class Scales:
     of_column: list[list[Any]] | None
 
 
-def quantize_fragment(x: cute.Tensor, row_lanes: tuple[int, ...], blocks: Blocks) -> tuple[cute.Tensor, Scales]:
-    """Codes, in the shape of `x`, and scales of a fragment.
+Row = Callable[[int, int], Any]  # (row, block of columns) -> the thread's 8 values of it, a float32 vector
+
+
+def fragment_scales(row: Row, rows: int, n: int, row_lanes: tuple[int, ...], blocks: Blocks) -> Scales:
+    """Scales of a fragment, in every thread that holds a part of the block.
 
     Args:
-        x: (rows, 8, n) float32 in registers. Tokens that do not exist hold zeros or copies of others.
+        row: the values; tokens that do not exist are zeros or copies of others.
+        rows: of the thread.
+        n: blocks of columns.
         row_lanes: distances of the lanes that hold other tokens.
         blocks: what to make.
     """
-    rows, n = cute.size(x, mode=[0]), cute.size(x, mode=[2])
-    magnitude = [[[_magnitude(x[i, e, b]) for e in range(VECTOR)] for b in range(n)] for i in range(rows)]
     if blocks.last and blocks.token:
-        largest = [_largest([m for i in range(rows) for m in magnitude[i][b]]) for b in range(n)]
+        largest = [_largest([m for i in range(rows) for m in _magnitudes(row(i, b))]) for b in range(n)]
         codes = _over_lanes([_scale_code(m, blocks) for m in largest], (*COLUMN_LANES, *row_lanes))
-        scales = Scales([codes] * rows, [codes] * VECTOR)
-    elif blocks.last:
-        flat = [_scale_code(_largest(magnitude[i][b]), blocks) for i in range(rows) for b in range(n)]
+        return Scales([codes] * rows, [codes] * VECTOR)
+    if blocks.last:
+        flat = [_scale_code(_largest(_magnitudes(row(i, b))), blocks) for i in range(rows) for b in range(n)]
         flat = _over_lanes(flat, COLUMN_LANES)
-        scales = Scales([flat[i * n : (i + 1) * n] for i in range(rows)], None)
-    else:
-        flat = [
-            _scale_code(_largest([magnitude[i][b][e] for i in range(rows)]), blocks)
-            for e in range(VECTOR)
-            for b in range(n)
-        ]
-        flat = _over_lanes(flat, row_lanes)
-        scales = Scales(None, [flat[e * n : (e + 1) * n] for e in range(VECTOR)])
-    return _encode(x, scales, blocks), scales
+        return Scales([flat[i * n : (i + 1) * n] for i in range(rows)], None)
+    columns = [_magnitudes(row(0, b)) for b in range(n)]
+    for i in range(1, rows):
+        for b in range(n):
+            columns[b] = [cutlass.max(m, new) for m, new in zip(columns[b], _magnitudes(row(i, b)), strict=True)]
+    flat = _over_lanes([_scale_code(columns[b][e], blocks) for e in range(VECTOR) for b in range(n)], row_lanes)
+    return Scales(None, [flat[e * n : (e + 1) * n] for e in range(VECTOR)])
 
 
-def _encode(x: cute.Tensor, scales: Scales, blocks: Blocks) -> cute.Tensor:
-    """Element codes: times 2^(127 - scale), exact, then one rounding to nearest that saturates."""
-    rows, n = cute.size(x, mode=[0]), cute.size(x, mode=[2])
-    order = cute.make_ordered_layout((rows, VECTOR, n), order=(1, 0, 2))
-    codes = cute.make_rmem_tensor(order, blocks.element_type)
+def encode_row(values: Any, scales: Scales, i: int, b: int, blocks: Blocks) -> cute.Tensor:
+    """Codes of the thread's 8 values in row i and block b: times 2^(127 - scale), exact, then one rounding, saturating."""
     scaled = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
-    for b in range(n):
-        columns = None if scales.of_row is not None else [reciprocal(scales.of_column[e][b]) for e in range(VECTOR)]
-        for i in range(rows):
-            factors = columns or [reciprocal(scales.of_row[i][b])] * VECTOR
-            for e in range(VECTOR):
-                scaled[e] = x[i, e, b] * factors[e]
-            codes[i, None, b].store(scaled.load().to(blocks.element_type))
+    for e in range(VECTOR):
+        scale = scales.of_row[i][b] if scales.of_row is not None else scales.of_column[e][b]
+        scaled[e] = values[e] * reciprocal(scale)
+    codes = cute.make_rmem_tensor(VECTOR, blocks.element_type)
+    codes.store(scaled.load().to(blocks.element_type))
     return codes
 
 
-def _magnitude(value: cutlass.Float32) -> cutlass.Int32:
-    """|value| as an integer: ordered like the magnitudes, NaN above infinity, so that a maximum propagates it."""
-    return value.bitcast(cutlass.Int32) & int(FLOAT32_ABS_MASK)
+def _magnitudes(values: Any) -> list[cutlass.Int32]:
+    """|values| as integers: ordered like the magnitudes, NaN above infinity, so that a maximum propagates it."""
+    return [values[e].bitcast(cutlass.Int32) & int(FLOAT32_ABS_MASK) for e in range(VECTOR)]
 
 
 def _largest(values: list[cutlass.Int32]) -> cutlass.Int32:
@@ -166,11 +162,3 @@ def _max_u16x2(a: cutlass.Int32, b: cutlass.Int32) -> cutlass.Int32:
     return cute.arch.inline_ptx(
         "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[cutlass.Int32], read_only_args=[a, b]
     )
-
-
-def zero_rows_from(x: cute.Tensor, first: Any, tokens: Any) -> None:
-    """Zeros in the rows of a fragment whose token, `first[i]`, is not among the `tokens` that exist."""
-    for i in range(cute.size(x, mode=[0])):
-        for b in range(cute.size(x, mode=[2])):
-            for e in range(VECTOR):
-                x[i, e, b] = select(first[i] < tokens, x[i, e, b], cutlass.Float32(0))

@@ -15,7 +15,7 @@ import cutlass
 from cutlass import cute, memory
 
 from mxfp8fa.kernels.producers.atoms import STORING_THREADS, stage_column_scales, stage_row_scale, store_atom
-from mxfp8fa.kernels.producers.fragment import VECTOR, Blocks, quantize_fragment
+from mxfp8fa.kernels.producers.fragment import VECTOR, Blocks, encode_row, fragment_scales
 from mxfp8fa.layouts import ATOM_BYTES
 from mxfp8fa.numerics.mx_tensor import BLOCK
 
@@ -94,11 +94,15 @@ def quantize_kernel(
     column = WARP_COLUMNS * (warp % WARPS_ACROSS) + VECTOR * (lane % 8)
     batch_stride, token_stride, head_stride = strides
     source = batch * batch_stride + first * token_stride + head * head_stride + tile_d * TILE_COLUMNS
-    x = load_rows(pX, source + cutlass.min(column, columns - VECTOR), token_stride, token, tokens)
-    codes, scales = quantize_fragment(x, ROW_LANES, blocks)
+    raw = load_rows(pX, source + cutlass.min(column, columns - VECTOR), token_stride, token, tokens)
+    values = [raw[None, i].load().to(cutlass.Float32) for i in range(ROWS)]
+    scales = fragment_scales(lambda i, _: values[i], ROWS, 1, ROW_LANES, blocks)
     target = ((cutlass.Int64(batch) * seqlen + first) * heads + head) * head_dim + tile_d * TILE_COLUMNS + column
-    if column < columns:
-        store_rows(codes, pCodes, target, heads * head_dim, token, tokens)
+    for i in cutlass.range_constexpr(ROWS):
+        row = token + 4 * i
+        codes = encode_row(values[i], scales, i, 0, blocks)
+        if row < tokens and column < columns:
+            store_row(codes, pCodes, target + cutlass.Int64(row) * (heads * head_dim))
 
     storage = memory.SmemAllocator().allocate(Storage)
     block = column // BLOCK
@@ -143,7 +147,7 @@ def tile_tokens(
 def load_rows(
     pX: cute.Pointer, source: cutlass.Int64, stride: cutlass.Int64, token: cutlass.Int32, tokens: cutlass.Int32
 ) -> cute.Tensor:
-    """Eight columns of the thread's tokens as float32, (8 rows, 8, 1): every fourth token, the last one for all beyond.
+    """Eight columns of the thread's tokens, (8, 8 rows): every fourth token, the last one for all beyond.
 
     Args:
         pX: first element of the data.
@@ -152,31 +156,15 @@ def load_rows(
         token: the thread's first.
         tokens: how many the tile has.
     """
-    element_type = pX.dtype
-    aligned = ROW_BYTES * 8 // element_type.width
-    raw = cute.make_rmem_tensor(cute.make_layout((VECTOR, ROWS)), element_type)
+    aligned = ROW_BYTES * 8 // pX.dtype.width
+    raw = cute.make_rmem_tensor(cute.make_layout((VECTOR, ROWS)), pX.dtype)
     for i in range(ROWS):
         row = cutlass.min(token + 4 * i, tokens - 1)
         offset = cute.assume(source + row * stride, divby=aligned)
         cute.autovec_copy(cute.make_tensor(pX + offset, VECTOR), raw[None, i])
-    x = cute.make_rmem_tensor(cute.make_layout((ROWS, VECTOR, 1), stride=(VECTOR, 1, 0)), cutlass.Float32)
-    for i in range(ROWS):
-        x[i, None, 0].store(raw[None, i].load().to(cutlass.Float32))
-    return x
+    return raw
 
 
-@cute.jit
-def store_rows(
-    codes: cute.Tensor,
-    pCodes: cute.Pointer,
-    target: cutlass.Int64,
-    stride: cutlass.Int32,
-    token: cutlass.Int32,
-    tokens: cutlass.Int32,
-) -> None:
-    """The codes that `load_rows` made possible: 8 bytes for each token that exists."""
-    for i in cutlass.range_constexpr(ROWS):
-        row = token + 4 * i
-        if row < tokens:
-            offset = cute.assume(target + cutlass.Int64(row) * stride, divby=VECTOR)
-            cute.autovec_copy(codes[i, None, 0], cute.make_tensor(pCodes + offset, VECTOR))
+def store_row(values: cute.Tensor, pTarget: cute.Pointer, target: cutlass.Int64) -> None:
+    """Eight codes or values to the given element."""
+    cute.autovec_copy(values, cute.make_tensor(pTarget + cute.assume(target, divby=VECTOR), VECTOR))
