@@ -23,7 +23,7 @@ import cutlass
 from cutlass import cute
 
 from mxfp8fa.numerics.formats import FLOAT32_ABS_MASK, FLOAT32_BIAS, FLOAT32_INF_BITS, FLOAT32_MANTISSA_BITS
-from mxfp8fa.numerics.mx_tensor import BLOCK, element_format
+from mxfp8fa.numerics.mx_tensor import element_format
 from mxfp8fa.numerics.scale_rules import SCALE_NAN, carry_of_rule
 
 COLUMN_LANES = (1, 2)  # distances of the lanes that share a row of a block

@@ -24,6 +24,8 @@ WARP_COLUMNS = 64
 WARPS_ACROSS = TILE_COLUMNS // WARP_COLUMNS
 THREADS = 32 * (TILE_TOKENS // BLOCK) * WARPS_ACROSS
 ROWS, ROW_LANES = 8, (8, 16)  # of a thread: see `fragment`
+CTAS_PER_SM = 2  # at least, which bounds registers
+SMEM_PERCENT = 10  # of the memory that is both L1 and shared memory: each CTA needs 1 KiB
 ROW_BYTES = 16  # alignment of rows
 
 
@@ -63,7 +65,11 @@ def quantize(
     batches, _, heads, head_dim, tiles = sizes
     grid = batches * tiles * heads * cute.ceil_div(head_dim, TILE_COLUMNS)
     quantize_kernel(pX, pCodes, pTokens, pHeadDim, pTiles, sizes, strides, blocks).launch(
-        grid=(grid, 1, 1), block=(THREADS, 1, 1), stream=stream
+        grid=(grid, 1, 1),
+        block=(THREADS, 1, 1),
+        stream=stream,
+        min_blocks_per_mp=CTAS_PER_SM,
+        preferred_smem_carveout=SMEM_PERCENT,
     )
 
 
