@@ -25,6 +25,7 @@ COMMANDS = {
     "trace": "run a kernel and draw its timeline, memories and barriers",
     "mutate": "break a kernel's barriers one by one: does the checker notice?",
     "inspect": "what a compiled kernel needs: registers, spills, SASS per score, compile time",
+    "model": "how fast a kernel would be on a B200 (modelled)",
     "train_demo": "train a small model in BF16 and in MXFP8",
     "figures": "redraw the pictures of figures/",
 }

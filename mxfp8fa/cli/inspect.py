@@ -22,6 +22,9 @@ from mxfp8fa.cli.console import CommandError, table
 if TYPE_CHECKING:
     from mxfp8fa.timing.facts import KernelFacts
 
+_SHOWN = 20
+_POLL = 8  # loops this short poll a barrier
+
 
 @dataclass(frozen=True)
 class Inspection:
@@ -49,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim", type=int, default=128, help="head_dim of attention kernels (default: 128)")
     parser.add_argument("--causal", action="store_true", help="causal attention kernels")
     parser.add_argument("--two-cta", action="store_true", help="other people's kernels with CTA pairs")
-    parser.add_argument("--loops", action="store_true", help="also every loop of each kernel")
+    parser.add_argument("--loops", action="store_true", help="also every loop, and the steady one by opcode and line")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 
@@ -144,9 +147,15 @@ def loops(each: Inspection) -> str:
             ", ".join(f"{unit.value} {n}" for unit, n in loop.by_unit.most_common()),
         )
         for loop in each.facts.loops
-        if loop.by_unit.total() > 0
+        if loop.by_unit.total() > _POLL
     ]  # fmt: skip
-    return f"\n{each.target}\n" + table(("loop", "source", "SASS", "scores", "EX2", "by unit"), rows)
+    lines = [f"\n{each.target}", table(("loop", "source", "SASS", "scores", "EX2", "by unit"), rows)]
+    steady = each.facts.steady
+    if steady is not None:
+        for what, counts in (("opcode", steady.by_opcode), ("line", steady.by_source)):
+            shares = [(name, str(n), f"{n / steady.scores:.3f}") for name, n in counts.most_common(_SHOWN)]
+            lines += ["", table((f"steady loop by {what}", "SASS", "per score"), shares)]
+    return "\n".join(lines)
 
 
 def as_json(each: Inspection) -> dict[str, Any]:

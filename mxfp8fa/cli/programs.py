@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mxfp8fa.cli.console import CommandError
 from mxfp8fa.cli.targets import CHECKOUT, load_target, require_kernels
 from mxfp8fa.timing.programs import Program, Source, Tiling
@@ -50,8 +52,29 @@ def step(name: str) -> Callable[[AttentionShape], Program]:
     return make
 
 
+def forward(shape: AttentionShape) -> Program:
+    """The forward kernel, on random operands; one cluster works on all tiles."""
+    import torch
+
+    from mxfp8fa.kernels import MXOperand
+    from mxfp8fa.kernels.forward import plan
+    from mxfp8fa.kernels.forward.call import forward_arguments
+    from mxfp8fa.kernels.names import names_of
+    from mxfp8fa.numerics import quantize
+
+    rng = np.random.default_rng(0)
+    sizes = [(shape.seqlen_q, shape.num_heads_q), *[(shape.seqlen_k, shape.num_heads_kv)] * 2]
+    tensors = [rng.standard_normal((shape.batch, s, h, shape.head_dim), np.float32) for s, h in sizes]
+    operands = [MXOperand.from_mx_tensor(quantize(x, axes=axis)) for x, axis in zip(tensors, (3, 3, 1), strict=True)]
+    compiled, args, _ = forward_arguments(
+        *operands, softmax_scale=shape.head_dim**-0.5, causal=shape.causal, out_dtype=torch.bfloat16, ctas=1
+    )
+    return Program(lambda: compiled(*args), names=names_of(plan))
+
+
 OWN: dict[str, tuple[Callable[[AttentionShape], Program], Tiling]] = {
-    name: (step(name), Tiling(rows=128)) for name in ("step5", "step6", "step7")
+    **{name: (step(name), Tiling(rows=128)) for name in ("step5", "step6", "step7")},
+    "forward": (forward, Tiling(rows=256, persistent=True)),
 }
 
 

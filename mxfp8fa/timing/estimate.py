@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mxfp8fa.emulator import active
+from mxfp8fa.emulator.names import Names
 from mxfp8fa.timing.binary import binaries_of
 from mxfp8fa.timing.chip import ChipTime, Increments, on_chip
 from mxfp8fa.timing.compilations import compilations
@@ -17,6 +19,7 @@ from mxfp8fa.timing.sass import Function
 from mxfp8fa.timing.shapes import AttentionShape
 from mxfp8fa.timing.simulate import Timeline, simulate
 
+CHECKED_OPCODES = ("MUFU.EX2", "F2FP", "LDTM", "STTM", "UTCHMMA", "UTCQMMA")
 SHORT, LONG = 4, 8  # steps of the short runs: the rings of the kernels here are full after three
 
 
@@ -27,11 +30,13 @@ class Run:
     Attributes:
         tiles, steps: of the cluster, over all tiles.
         replay: its SASS.
+        names: what the kernel declares.
     """
 
     tiles: int
     steps: int
     replay: Replay
+    names: Names
 
     def timeline(self, rates: Rates | None = None) -> Timeline:
         """Its cycles."""
@@ -56,6 +61,15 @@ class Kernel:
         """Cycles per cluster, tile and step."""
         points = [(run.steps, run.timeline(rates).cycles) for run in self.runs]
         return Increments.fit(points[0], points[1], points[2] if len(points) > 2 else None)
+
+    def coverage(self) -> dict[str, str]:
+        """Opcode -> replayed and emulated executions in the longer run, for opcodes that compilers neither merge nor drop."""
+        found = {}
+        for opcode in CHECKED_OPCODES:
+            replayed, emulated = self.runs[1].replay.coverage((opcode,))
+            if emulated:
+                found[opcode] = f"{replayed} of {emulated}"
+        return found
 
     def at(self, shape: AttentionShape, rates: Rates | None = None) -> ChipTime:
         """On the chip, at a shape."""
@@ -87,7 +101,7 @@ class Library:
     def __init__(self) -> None:
         self._functions: dict[str, Function] = {}
 
-    def record(self, load: Callable[[], Program], sm_count: int) -> list[Replay]:
+    def record(self, load: Callable[[], Program], sm_count: int) -> tuple[Program, list[Replay]]:
         """Run a program in the emulator; its launches as SASS."""
         from mxfp8fa.emulator import host
 
@@ -98,7 +112,7 @@ class Library:
                 program.call()
         for each in compiled:
             self._functions |= {name: b.function for name, b in binaries_of(each.compiled).items()}
-        return [replay(self._functions[launch.kernel], launch) for launch in recorder.finish()]
+        return program, [replay(self._functions[launch.kernel], launch) for launch in recorder.finish()]
 
 
 def main_launch(replays: list[Replay]) -> Replay:
@@ -132,6 +146,6 @@ def kernel(source: Source, shape: AttentionShape, library: Library | None = None
     runs = []
     for tiles, steps in plan:
         short = short_shape(shape, tiling, steps=steps, tiles=tiles)
-        replays = library.record(lambda short=short: source.load(short), tiling.cluster)  # type: ignore[misc]
-        runs.append(Run(tiles, tiles * steps, main_launch(replays)))
+        program, replays = library.record(partial(source.load, short), tiling.cluster)
+        runs.append(Run(tiles, tiles * steps, main_launch(replays), program.names))
     return Kernel(source.name, tiling, tuple(runs))

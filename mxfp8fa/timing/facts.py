@@ -32,6 +32,8 @@ class LoopFacts:
         address: of its first instruction.
         source: line of Python at which it starts, "" without line information.
         by_unit: instructions of one turn.
+        by_opcode: likewise, by mnemonic.
+        by_source: likewise, by line of Python.
         exponentials: MUFU.EX2 among them.
         conversions: packed conversions among them (two values each).
         columns: tensor memory columns that it loads, per thread.
@@ -41,6 +43,8 @@ class LoopFacts:
     address: int
     source: str
     by_unit: Counter[Unit]
+    by_opcode: Counter[str]
+    by_source: Counter[str]
     exponentials: int
     conversions: int
     columns: int
@@ -123,6 +127,8 @@ def _loop_facts(graph: Graph, loop: Loop, sources: PtxSources) -> LoopFacts:
         start,
         next((place for place in places if place), ""),
         Counter(unit_of(i) for i in own),
+        Counter(i.mnemonic for i in own),
+        Counter(sources.at(i.ptx_line) or "no line" for i in own),
         sum(i.opcode == "MUFU.EX2" for i in own),
         sum(i.mnemonic == "F2FP" for i in own),
         sum(columns_of(i) for i in own if i.mnemonic == "LDTM"),

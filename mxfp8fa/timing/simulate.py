@@ -247,7 +247,7 @@ class Simulation:
             warp.pending.pop(0)
             if done is not None and done + self._wake(phase) > warp.ready:
                 warp.ready, warp.reason = done + self._wake(phase), f"waits: {barrier_label(phase)}"
-                self.line.waits.append(Busy(f"warp {warp.record.index}", barrier_label(phase), warp.last, warp.ready))
+                self.line.waits.append(Busy(f"warp {warp.record.number}", barrier_label(phase), warp.last, warp.ready))
         mask = self.costs[warp.code[warp.at]].wait
         ready = warp.ready
         if mask:
