@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from mxfp8fa.numerics.options import AttentionOptions
+from mxfp8fa.numerics.options import DQ_SCALE_LOG2_RANGE, AttentionOptions
 
 HEAD_DIMS = (64, 128)
 FORWARD: dict[str, tuple[Any, ...]] = {
     "p_scale": ("constant",),
     "exp": ("exact",),
-    "sum_format": ("float32",),
+    "sum_format": ("float32", "float16"),
     "tile_m": (128,),
     "tile_n": (128,),
     "kv_order": ("descending",),
+}
+
+
+BACKWARD: dict[str, tuple[Any, ...]] = {
+    "exp": ("exact",),
+    "tile_m": (128,),
+    "tile_n": (128,),
+    "do_blocks": ("square",),
+    "delta": ("dequantized_dO", "unquantized_dO"),
+    "dq_scale_log2": tuple(range(DQ_SCALE_LOG2_RANGE[0], DQ_SCALE_LOG2_RANGE[1] + 1)),
 }
 
 
@@ -23,10 +33,24 @@ def check_forward_options(options: AttentionOptions) -> None:
     Raises:
         ValueError: says what was given and what is allowed.
     """
-    for name, allowed in FORWARD.items():
+    _check(options, FORWARD, "the kernel", "attention_mxfp8")
+
+
+def check_backward_options(options: AttentionOptions) -> None:
+    """Refuse what the backward kernels do not do.
+
+    Raises:
+        ValueError: says what was given and what is allowed.
+    """
+    _check(options, BACKWARD, "the backward kernel", "attention_mxfp8_backward")
+
+
+def _check(options: AttentionOptions, supported: dict[str, tuple[Any, ...]], where: str, model: str) -> None:
+    for name, allowed in supported.items():
         value = getattr(options, name)
         if value not in allowed:
+            listed = ", ".join(map(repr, allowed)) if len(allowed) < 9 else f"{allowed[0]} to {allowed[-1]}"
             raise ValueError(
-                f"options.{name} = {value!r} is not in the kernel; allowed: {', '.join(map(repr, allowed))} "
-                "(mxfp8fa.numerics.attention_mxfp8 has it, in NumPy)"
+                f"options.{name} = {value!r} is not in {where}; allowed: {listed} "
+                f"(mxfp8fa.numerics.{model} has it, in NumPy)"
             )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import torch
 
 from mxfp8fa.kernels.backward import plan
 from mxfp8fa.kernels.backward.main import ATOMS, PAYLOADS, main
-from mxfp8fa.kernels.backward.plan import HEAD_DIMS, TILE_M, TILE_N
+from mxfp8fa.kernels.backward.plan import HEAD_DIMS, TILE_M
 from mxfp8fa.kernels.backward.postprocess import postprocess
 from mxfp8fa.kernels.backward.preprocess import preprocess
 from mxfp8fa.kernels.execution import execute
@@ -19,23 +18,13 @@ from mxfp8fa.kernels.forward.tensors import rows
 from mxfp8fa.kernels.names import names_of
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3, E8M0
+from mxfp8fa.kernels.supported import check_backward_options
 from mxfp8fa.layouts import ATOM_BYTES
 from mxfp8fa.numerics import AttentionOptions
 from mxfp8fa.numerics.softmax import softmax_scale_log2
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Q_SIDE = ("q", "q_second", "o", "do")
-# What the kernel does of what AttentionOptions allows.
-SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "rule": ("rceil",),
-    "exp": ("exact",),
-    "tile_m": (TILE_M,),
-    "tile_n": (TILE_N,),
-    "do_blocks": ("square",),
-    "delta": ("dequantized_dO", "unquantized_dO"),
-    "gradients": ("float32",),
-    "k_mean": (False,),
-}
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,7 @@ def backward(
         do: the shape of o, FP32, BF16 or FP16.
         softmax_scale: the forward's.
         causal: the forward's.
-        options: the forward's.
+        options: the forward's; `gradients` and `k_mean` are the caller's business, who quantizes results and operands.
         q_second: Q for dK = dS^T Q: square blocks, or blocks along the tokens; None if q is square.
         k_second: K for dQ = dS K, likewise.
         dlse: (B, Hq, Sq) FP32, gradient of lse, or None.
@@ -129,7 +118,9 @@ def backward(
         ValueError: shapes, dtypes, blocks, devices or options that are not allowed; before anything is compiled.
     """
     options = AttentionOptions() if options is None else options
-    check_options(options)
+    if not isinstance(options, AttentionOptions):
+        raise ValueError(f"options is a {type(options).__name__}; allowed: AttentionOptions or None")
+    check_backward_options(options)
     second = {name: x for name, x in (("q_second", q_second), ("k_second", k_second)) if x is not None}
     shape = check_operands({"q": q, "k": k, "v": v, **second})
     check_rows(shape, o, do, lse, dlse, dtype)
@@ -149,7 +140,7 @@ def backward(
     payloads = [x for x in PAYLOADS if not x.endswith("_t") or second]
     factor = float(2.0 ** int(options.dq_scale_log2)) if work_dtype == torch.float16 else 1.0
     scale = cutlass.Float32(softmax_scale)
-    config = plan.Config(shape.head_dim, causal, options.p_offset, options.row_sum == "rounded", bool(second))
+    config = plan.Config(shape.head_dim, causal, options.p_offset, options.row_sum == "rounded", options.rule, bool(second))
     execute(
         main,
         tuple(rows(tensors[name].codes.contiguous(), E4M3) for name in payloads),
@@ -201,7 +192,7 @@ def run_preprocess(
         rows(work),
         *shape.queries(),
         device=do.device,
-        constants=(options.p_offset, options.delta == "dequantized_dO"),
+        constants=(options.p_offset, options.rule, options.delta == "dequantized_dO"),
     )
     by_tokens, by_head_dim = scales.view(torch.uint8)
     packed = {"tokens": by_tokens.unsqueeze(3), "head_dim": by_head_dim.unsqueeze(2)}
@@ -210,22 +201,6 @@ def run_preprocess(
 
 def _scales(x: MXOperand, name: str) -> torch.Tensor:
     return x.scales_with_rows("head_dim" if name.endswith("_t") else "tokens").contiguous()
-
-
-def check_options(options: AttentionOptions) -> None:
-    """Refuse what the kernel does not do.
-
-    Raises:
-        ValueError: names the option, its value and what is allowed.
-    """
-    if not isinstance(options, AttentionOptions):
-        raise ValueError(f"options is a {type(options).__name__}; allowed: AttentionOptions or None")
-    for name, allowed in SUPPORTED.items():
-        value = getattr(options, name)
-        if value not in allowed:
-            raise ValueError(f"{name} = {value!r}: the backward kernel takes {' or '.join(map(repr, allowed))}")
-    if options.dq_accumulate == "float16" and options.dq_scale_log2 == "auto":
-        raise ValueError("dq_scale_log2 = 'auto': the backward kernel takes an integer")
 
 
 def check_operands(operands: dict[str, MXOperand]) -> _Shape:

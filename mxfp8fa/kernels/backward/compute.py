@@ -45,7 +45,7 @@ def compute(cta: Fixed) -> None:
             row = load_row(tdP, HALF, lane)
             events.dp_drained.arrive(t)
             differentiate(row, sDelta, p)
-            scales = quantize_squares(p, cta.sWords, half, lane)
+            scales = quantize_squares(p, cta.sWords, half, lane, config.rule)
             events.ds_scaled.arrive(t)
             store_codes(p, scales, tdP, cta.tiles["ds_t"], half, lane)
             cute.arch.fence_view_async_tmem_store()
@@ -105,11 +105,13 @@ def differentiate(dp: cute.Tensor, sDelta: cute.Tensor, p: cute.Tensor) -> None:
 
 
 @cute.jit
-def quantize_squares(ds: cute.Tensor, sWords: cute.Tensor, half: cutlass.Int32, lane: cutlass.Int32) -> list:
+def quantize_squares(
+    ds: cute.Tensor, sWords: cute.Tensor, half: cutlass.Int32, lane: cutlass.Int32, rule: cutlass.Constexpr[str]
+) -> list:
     """The scales of the thread's blocks, also left in shared memory, a word each."""
     scales = []
     for block in cutlass.range_constexpr(HALF // BLOCK):
-        scale = square_scale(cute.local_tile(ds, (BLOCK,), (block,)))
+        scale = square_scale(cute.local_tile(ds, (BLOCK,), (block,)), rule)
         if lane % 32 == 0:
             sWords[lane // 32, half * (HALF // BLOCK) + block] = scale
         scales.append(scale)

@@ -154,16 +154,16 @@ def main_kernel(
     scales = allocate_scales(smem, tiled_mmas["s"])
     terms = cute.make_layout((2 * TILE_M, STAGES))
     parts = cute.make_layout((32 * plan.DQ_COLUMNS, plan.DQ_STAGES, plan.REDUCE_WARPS))
+    fill_constant_scales(scales["p"], (E8M0_BIAS - config.p_offset) * 0x01010101)
+    tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
+    work = work_of(lengths, mWork.shape[1] // mdK.shape[2], config.causal)
     cta = Fixed(
-        config=config, events=events_of(storage), work=work_of(lengths, mWork.shape[1] // mdK.shape[2], config.causal),
-        tiles=tiles, scales=scales,
+        config=config, tmem=tmem, events=events_of(storage), work=work, tiles=tiles, scales=scales,
         sTerms=smem.allocate_tensor(cutlass.Float32, terms, byte_alignment=128),  # addend, delta
         sParts=smem.allocate_tensor(mWork.element_type, parts, byte_alignment=128),  # of dQ
         sWords=storage.words.get_tensor(cute.make_layout((BLOCKS, BLOCKS), stride=(BLOCKS, 1))),  # scales of dS
         scale_log2=scale_log2, softmax_scale=softmax_scale, dq_factor=dq_factor,
     )  # fmt: skip
-    fill_constant_scales(scales["p"], (E8M0_BIAS - config.p_offset) * 0x01010101)
-    cta.tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
 
     if warp < plan.COMPUTE_WARP:
         cute.arch.setmaxregister_decrease(plan.REDUCE_REGISTERS)
@@ -182,7 +182,7 @@ def main_kernel(
                 multiply(cta, products_of(cta, tiled_mmas))
         elif warp == plan.SCALES_WARP:
             assemble_scales(cta)
-    free_tmem(cta.tmem, TMEM.allocation, warp)
+    free_tmem(tmem, TMEM.allocation, warp)
 
 
 main_kernel.set_name_prefix("backward_main", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -54,12 +54,15 @@ class Product(Fixed):
 
     def issue(self, stage_b: cutlass.Int32, accumulate: cutlass.Boolean) -> None:
         """Copy the scales, multiply; A has one stage."""
-        sides = []
-        for rX, sSF, home, stage in zip((self.rA, self.rB), self.scales, self.homes, (0, stage_b), strict=True):
-            tSF = scale_columns_a(self.tiled_mma, home, sSF.layout)  # those of B are the same four columns
-            copy_scales(sSF, tSF, stage)
-            sides.append((rX[None, None, None, stage], tSF[None, None, None, 0]))
-        multiply_blocks(self.tiled_mma, self.tD, *sides, accumulate)
+        a, b = self._operand(0, self.rA, 0), self._operand(1, self.rB, stage_b)
+        multiply_blocks(self.tiled_mma, self.tD, a, b, accumulate)
+
+    def _operand(self, side: int, rX: cute.Tensor, stage: cutlass.Int32) -> tuple[cute.Tensor, cute.Tensor]:
+        """A stage's codes, and its scales where they were copied to."""
+        sSF = self.scales[side]
+        tSF = scale_columns_a(self.tiled_mma, self.homes[side], sSF.layout)  # of B it would be the same four columns
+        copy_scales(sSF, tSF, stage)
+        return rX[None, None, None, stage], tSF[None, None, None, 0]
 
 
 def products_of(cta: Fixed, tiled_mmas: dict) -> Fixed:

@@ -150,6 +150,7 @@ class Config:
         causal: whether query i sees key j only where j <= i + Sk - Sq.
         p_offset: log2 of the factor on P.
         rounded: whether dS takes P as rounded to E4M3.
+        rule: how scales of dS follow from its maxima (`numerics.scale_rules`).
         second: whether dK and dQ read payloads of Q and K of their own.
     """
 
@@ -157,4 +158,5 @@ class Config:
     causal: bool
     p_offset: int
     rounded: bool
+    rule: str
     second: bool

@@ -43,6 +43,7 @@ def preprocess(
     seqlen_q: cutlass.Int32,
     heads: cutlass.Int32,
     p_offset: cutlass.Constexpr[int],
+    rule: cutlass.Constexpr[str],
     dequantized: cutlass.Constexpr[bool],
 ) -> None:
     """Launch a CTA per tile of queries, query head and batch. Tensors come as rows (`tensors.py`).
@@ -60,6 +61,7 @@ def preprocess(
         seqlen_q: Sq.
         heads: Hq.
         p_offset: log2 of the factor on P.
+        rule: how scales follow from maxima (`numerics.scale_rules`).
         dequantized: whether delta takes dO as the products see it.
     """
     tiles = cute.ceil_div(seqlen_q, TILE_M)
@@ -69,7 +71,7 @@ def preprocess(
         mdLSE = unfold(mdLSE, batch, heads, seqlen_q)
     mScales = unfold(mScales, 2, batch, heads, tiles)
     mTerms, mdQ = (unfold(x, batch, heads, tiles) for x in (mTerms, mdQ))
-    preprocess_kernel(mdO, mO, mLSE, mdLSE, mCodes, mScales, mTerms, mdQ, p_offset, dequantized).launch(
+    preprocess_kernel(mdO, mO, mLSE, mdLSE, mCodes, mScales, mTerms, mdQ, p_offset, rule, dequantized).launch(
         grid=(tiles, heads, batch), block=(THREADS, 1, 1)
     )
 
@@ -92,6 +94,7 @@ def preprocess_kernel(
     mTerms: cute.Tensor,
     mdQ: cute.Tensor,
     p_offset: cutlass.Constexpr[int],
+    rule: cutlass.Constexpr[str],
     dequantized: cutlass.Constexpr[bool],
 ) -> None:
     """One CTA: 128 queries of one head."""
@@ -104,7 +107,7 @@ def preprocess_kernel(
 
     row = load_row(mdO, batch, query, head, exists)
     codes = cute.make_rmem_tensor(cute.size(row), E4M3)
-    tokens_word = quantize_row(row, codes, sScales, thread, dequantized)
+    tokens_word = quantize_row(row, codes, sScales, thread, rule, dequantized)
     if exists:
         cute.autovec_copy(codes, mCodes[batch, query, head, None])
     mScales[0, batch, head, tile, place_in_atom(thread)] = tokens_word if exists else 0
@@ -150,6 +153,7 @@ def quantize_row(
     codes: cute.Tensor,
     sScales: cute.Tensor,
     thread: cutlass.Int32,
+    rule: cutlass.Constexpr[str],
     dequantized: cutlass.Constexpr[bool],
 ) -> cutlass.Int32:
     """Codes of a row, and the word of its scales.
@@ -159,12 +163,13 @@ def quantize_row(
         codes: (D,) E4M3, out.
         sScales: (warps, 4), out: the warp's scales.
         thread: its number.
+        rule: of the scales.
         dequantized: see `row`.
     """
     word = cutlass.Int32(0)
     for block in cutlass.range_constexpr(cute.size(row) // BLOCK):
         part, coded = cute.local_tile(row, (BLOCK,), (block,)), cute.local_tile(codes, (BLOCK,), (block,))
-        scale = square_scale(part)
+        scale = square_scale(part, rule)
         coded.store((part.load() * reciprocal(scale)).to(E4M3))
         word = word | (scale << (8 * block))
         if thread % 32 == 0:

@@ -1,25 +1,27 @@
 """Square quantization in registers: 32 lanes of a warp by 32 of their numbers share one scale.
 
 The maximum of such a block is that of 32 registers, then one redux.sync across the warp (PTX ISA, redux.sync on f32:
-sm_100a only; without .NaN it would drop a NaN, as max does). Everything after it is that of step 4.
+sm_100a only; without .NaN it would drop a NaN, as max does). What follows is step 4's, for all four rules (`numerics.scale_rules`).
 """
 
 import cutlass
 from cutlass import cute
 
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK
-from mxfp8fa.kernels.steps.step4_quantizer import E4M3_MAX_EXPONENT, SCALE_NAN, max3
+from mxfp8fa.kernels.steps.step4_quantizer import SCALE_NAN, max3
+from mxfp8fa.numerics.formats import E4M3
+from mxfp8fa.numerics.scale_rules import carry_of_rule
 
 
 @cute.jit
-def square_scale(x: cute.Tensor) -> cutlass.Int32:
-    """The E8M0 code (rule "rceil") of the block that is register range `x` (32,) of all lanes; equal in all lanes."""
+def square_scale(x: cute.Tensor, rule: cutlass.Constexpr[str]) -> cutlass.Int32:
+    """The E8M0 code of the block that is register range `x` (32,) of all lanes; equal in all lanes."""
     amax = cutlass.Float32(0)
     for i in cutlass.range_constexpr(0, BLOCK, 2):
         amax = max3(amax, x[i], x[i + 1], abs=True)
     amax = cute.arch.warp_redux_sync(amax, "fmax", nan=True)
     bits = amax.bitcast(cutlass.Int32)
-    scale = cutlass.max(((bits + 0x1FFFFF) >> 23) - E4M3_MAX_EXPONENT, 0)
+    scale = cutlass.max(((bits + carry_of_rule(rule, E4M3)) >> 23) - E4M3.max_exponent, 0)
     return scale if bits < 0x7F800000 else cutlass.Int32(SCALE_NAN)
 
 

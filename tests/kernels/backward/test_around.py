@@ -21,7 +21,7 @@ from mxfp8fa.numerics.backward_inputs import row_dot  # noqa: E402
 from mxfp8fa.numerics.softmax import LOG2_E  # noqa: E402
 
 
-def run_preprocess(do, o, lse, *, dlse=None, dequantized=True, work=torch.float32):
+def run_preprocess(do, o, lse, *, dlse=None, rule="rceil", dequantized=True, work=torch.float32):
     """Outputs of the preprocess kernel."""
     (batch, _, heads, head_dim), tiles = do.shape, -(-do.shape[1] // 128)
     codes = torch.zeros(do.shape, dtype=torch.uint8)
@@ -35,20 +35,20 @@ def run_preprocess(do, o, lse, *, dlse=None, dequantized=True, work=torch.float3
         *map(rows, (scales, terms, dq)),
         *map(Int32, (batch, do.shape[1], heads)),
     )
-    run_kernel(compile_kernel(preprocess, *arguments, 8, dequantized), arguments)
+    run_kernel(compile_kernel(preprocess, *arguments, 8, rule, dequantized), arguments)
     return codes.numpy(), scales.numpy().view(np.uint8), terms.numpy(), dq
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "dequantized"),
+    ("shape", "dtype", "rule", "dequantized"),
     [
-        ((1, 130, 2, 64), torch.float32, True),
-        ((2, 64, 1, 128), torch.bfloat16, False),
-        ((1, 257, 1, 128), torch.float16, True),
-        ((1, 1, 1, 64), torch.float32, True),
+        ((1, 130, 2, 64), torch.float32, "rceil", True),
+        ((2, 64, 1, 128), torch.bfloat16, "even", False),
+        ((1, 257, 1, 128), torch.float16, "rceil", True),
+        ((1, 1, 1, 64), torch.float32, "floor", True),
     ],
 )
-def test_preprocess(shape, dtype, dequantized):
+def test_preprocess(shape, dtype, rule, dequantized):
     batch, seqlen, heads, _ = shape
     do, o = (torch.from_numpy(uneven(shape, seed)).to(dtype) for seed in (1, 2))
     do[0, 0, 0, :32] *= 2.0**-100
@@ -57,9 +57,9 @@ def test_preprocess(shape, dtype, dequantized):
         do[0, 32:64, 0, 32:64] = 0
     lse, dlse = torch.randn(batch, heads, seqlen), torch.randn(batch, heads, seqlen)
     lse[0, 0, seqlen // 2] = -torch.inf
-    codes, scales, terms, dq = run_preprocess(do, o, lse, dlse=dlse, dequantized=dequantized)
+    codes, scales, terms, dq = run_preprocess(do, o, lse, dlse=dlse, rule=rule, dequantized=dequantized)
 
-    x = quantize(do.float().numpy(), axes=(1, 3), tail="partial")
+    x = quantize(do.float().numpy(), axes=(1, 3), rule=rule, tail="partial")
     assert np.array_equal(codes, x.codes)
     for packed, side in zip(scales, ("tokens", "head_dim"), strict=True):
         assert np.array_equal(packed.reshape(-1), pack_scales(x, rows=side).reshape(-1)), side
