@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mxfp8fa.cli.console import CommandError
@@ -41,13 +42,15 @@ def k_loop() -> Target:
     import torch
 
     from mxfp8fa.kernels import compile_kernel
-    from mxfp8fa.kernels.names import names_of
+    from mxfp8fa.kernels.names import SharedTile, names_of
     from mxfp8fa.kernels.steps import step2_k_loop as step
+    from mxfp8fa.layouts.swizzle import SW128
 
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(m, 7 * step.TILE_K, generator=generator).to(torch.bfloat16) for m in (256, 128))
     args = step.arguments(a, b, torch.zeros(256, 128))
-    return Target(compile_kernel(step.k_loop, *args), args, names_of(step), {"wait_ld": "required"})
+    tiles = (SharedTile(name, 2 * step.TILE_K, 128, step.STAGES, SW128) for name in ("sA", "sB"))
+    return Target(compile_kernel(step.k_loop, *args), args, names_of(step, *tiles), {"wait_ld": "required"})
 
 
 def block_scaled() -> Target:
@@ -56,8 +59,10 @@ def block_scaled() -> Target:
     import torch
 
     from mxfp8fa.kernels import MXOperand, compile_kernel
-    from mxfp8fa.kernels.names import names_of
+    from mxfp8fa.kernels.names import SharedTile, names_of
     from mxfp8fa.kernels.steps import step3_block_scaled as step
+    from mxfp8fa.layouts import ATOM_BYTES
+    from mxfp8fa.layouts.swizzle import SW128
     from mxfp8fa.numerics import quantize
 
     rng = np.random.default_rng(0)
@@ -66,10 +71,54 @@ def block_scaled() -> Target:
         for _ in range(2)
     )
     args = step.arguments(a, b, torch.zeros(128, 128))
-    return Target(compile_kernel(step.block_scaled, *args), args, names_of(step), {"wait_ld": "required"})
+    tiles = [SharedTile(name, step.TILE_K, 128, step.STAGES, SW128) for name in ("sA", "sB")]
+    scales = [SharedTile(name, ATOM_BYTES, 1, step.STAGES, alignment_bytes=128) for name in ("sSFA", "sSFB")]
+    names = names_of(step, *tiles, *scales)
+    return Target(compile_kernel(step.block_scaled, *args), args, names, {"wait_ld": "required"})
 
 
-TARGETS: dict[str, Callable[[], Target]] = {"step2": k_loop, "step3": block_scaled}
+def kv_loop() -> Target:
+    """Step 6: 128 queries, 600 keys of dimension 64: five tiles, the last of them short."""
+    from mxfp8fa.kernels.steps import step6_kv_loop as step
+
+    return _attention_step(step, step.kv_loop, stages=1)
+
+
+def warp_specialised() -> Target:
+    """Step 7 on the same: the rings of two come around more than twice."""
+    from mxfp8fa.kernels.steps import step7_warp_specialised as step
+
+    return _attention_step(step, step.warp_specialised, stages=step.STAGES)
+
+
+def _attention_step(
+    step: ModuleType, function: Any, *, stages: int, queries: int = 128, keys: int = 600, head_dim: int = 64
+) -> Target:
+    import numpy as np
+    import torch
+
+    from mxfp8fa.kernels import MXOperand, compile_kernel
+    from mxfp8fa.kernels.names import SharedTile, names_of
+    from mxfp8fa.layouts import ATOM_BYTES
+    from mxfp8fa.layouts.swizzle import SW64
+    from mxfp8fa.numerics import quantize
+
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        MXOperand.from_mx_tensor(quantize(rng.standard_normal((n, head_dim)).astype(np.float32), axes=axis, tail="partial"))
+        for n, axis in ((queries, 1), (keys, 1), (keys, 0))
+    )
+    args = step.arguments(q, k, v, torch.zeros(queries, head_dim), torch.zeros(queries), head_dim**-0.5)
+    ring = (("Q", 1), ("K", stages), ("V", stages))
+    tiles = [SharedTile(f"s{name}", head_dim, 128, n, SW64) for name, n in ring]
+    scales = [SharedTile(f"sSF{name}", ATOM_BYTES, 1, n, alignment_bytes=128) for name, n in ring]
+    names = names_of(step, *tiles, *scales)
+    return Target(compile_kernel(function, *args), args, names, {"wait_ld": "required"})
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "step2": k_loop, "step3": block_scaled, "step6": kv_loop, "step7": warp_specialised
+}  # fmt: skip
 
 
 def require_kernels() -> None:

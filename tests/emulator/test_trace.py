@@ -124,9 +124,13 @@ def test_tiles_as_a_role_reads_them():
 
 
 @pytest.fixture(scope="module")
-def step2():
+def dsl():
     for needed in ("torch", "llvmlite", "cutlass.cute"):
         pytest.importorskip(needed)
+
+
+@pytest.fixture(scope="module")
+def step2(dsl):
     from mxfp8fa.cli import targets
 
     return targets.k_loop()
@@ -144,6 +148,20 @@ def test_names_that_a_kernel_declares_are_those_of_what_it_does(step2):
     assert not any(name.startswith("mbarrier") for name in graph)
     assert {(a.first_column, a.last_column) for a in trace.tensor_accesses} == {step2.names.columns["D"]}
     assert len({(s.start, s.stop) for s in trace.stays()}) == 6 and len(trace.stays()) == 2 * 2 * 7
+
+
+@pytest.mark.parametrize("name", ["step3", "step7"])
+def test_declared_tiles_are_those_that_tma_fills(dsl, name):
+    """Names of shared memory come from the kernel's layouts, not from its code: every copy must fill one exactly."""
+    from mxfp8fa.cli import targets
+
+    target = targets.TARGETS[name]()
+    trace = em.Trace.named(target.names)
+    report = em.run(target.compiled, *target.args, trace=trace, check="races", names=target.names, **target.options)
+    assert report.races == []
+    filled = {stay.buffer: (stay.start, stay.stop) for stay in trace.stays()}
+    assert filled == {buffer: tuple(place)[:2] for buffer, place in target.names.buffers.items()}
+    assert not any(barrier.startswith("mbarrier") for barrier in trace.barrier_graph())
 
 
 def test_the_command_writes_pictures_and_a_trace(step2, tmp_path, capsys, monkeypatch):

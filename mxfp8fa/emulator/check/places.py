@@ -54,8 +54,8 @@ class Places:
         found = self._memory.find(address, 1) if self._memory is not None else None
         if found is None:
             return f"global address {address:#x}"
-        elements = Elements.of(found.owner) or getattr(found.owner, "elements", ())
-        index = elements.index(address) if elements else None
+        elements = Elements.of(found.owner) or getattr(found.owner, "elements", None)
+        index = elements.index(address) if elements is not None else None
         if index is None:
             return f"byte {address - found.address} of {found.name}"
         text = ", ".join(map(str, index))

@@ -41,7 +41,7 @@ class HostCall:
         """Valid global memory of this call: storages of the tensors passed, and `allow`."""
         names = argument_names(self.compiled) if self.names is None else self.names
         extra = [memory for item in allow for memory in allowed_range(item)]
-        return sorted([*memory_ranges(self.args, self.kwargs, names), *extra])
+        return sorted([*memory_ranges(self.args, self.kwargs, names), *extra], key=lambda r: r[:4])
 
     def execute(self, on_launch: OnLaunch, *, device: Device | None = None, allow: Sequence[Any] = ()) -> int:
         """Run the host code; see `run_host`."""

@@ -24,7 +24,7 @@ class MemoryRange(NamedTuple):
     size_bytes: int
     writable: bool
     name: str
-    elements: Elements | tuple[()] = ()
+    elements: Elements | None = None
 
 
 def covers(ranges: Iterable[MemoryRange], address: int, size_bytes: int) -> bool:
@@ -49,7 +49,7 @@ def memory_ranges(
         for memory in _walk(value, name):
             if memory.size_bytes:
                 found.setdefault(memory[:2], memory)
-    return sorted(found.values())
+    return sorted(found.values(), key=lambda r: r[:4])
 
 
 def allowed_range(memory: Any) -> list[MemoryRange]:
@@ -87,14 +87,14 @@ def _storage(value: Any, name: str) -> MemoryRange | None:
         return _numpy_storage(value, name)
     if hasattr(value, "untyped_storage"):
         storage = value.untyped_storage()
-        return MemoryRange(storage.data_ptr(), storage.nbytes(), True, name, Elements.of(value) or ())
+        return MemoryRange(storage.data_ptr(), storage.nbytes(), True, name, Elements.of(value))
     extent = dlpack_extent(value)
-    return None if extent is None else MemoryRange(*extent, True, name, Elements.of(value) or ())
+    return None if extent is None else MemoryRange(*extent, True, name, Elements.of(value))
 
 
 def _numpy_storage(array: np.ndarray, name: str) -> MemoryRange:
     """From an array's first to its last byte, of the array that owns the memory where that is an array."""
-    writable, elements = array.flags.writeable, Elements.of(array) or ()
+    writable, elements = array.flags.writeable, Elements.of(array)
     while isinstance(array.base, np.ndarray):
         array = array.base
     low, high = np.lib.array_utils.byte_bounds(array)

@@ -7,9 +7,11 @@ import pytest
 
 import mxfp8fa.emulator as em
 from mxfp8fa.emulator.check import Finding, allowed
+from mxfp8fa.emulator.elements import Elements
 from mxfp8fa.emulator.errors import Site
-from mxfp8fa.emulator.names import Names
-from tests.emulator.check.test_races import NEIGHBOUR, bulk, findings
+from mxfp8fa.emulator.names import Buffer, Names
+from mxfp8fa.layouts.swizzle import SW128
+from tests.emulator.check.test_races import NEIGHBOUR, bulk, findings, tensor
 from tests.emulator.machine.kernels import HEAD_LINES
 
 
@@ -165,14 +167,61 @@ def test_names_in_reports():
     names = Names(roles={0: "load", 1: "mma"}, buffers={"tile": (0x400, 0x800)}, barriers={0x400: "full"})
     (found, *_) = findings(NEIGHBOUR.format(sync=""), names=names)
     assert {found.first[0], found.second[0]} == {"CTA (0, 0, 0) warp 0 (load)", "CTA (0, 0, 0) warp 1 (mma)"}
-    only_buffers = Names(buffers={"tile": (0x400, 0x800)})
-    (found, *_) = findings(NEIGHBOUR.format(sync=""), names=only_buffers)
-    assert ", tile + 0x" in found.where
 
 
-def test_places_in_global_memory_are_bytes_of_an_allocation():
+def place(**names):
+    """Where the race of NEIGHBOUR is first seen: a word of warp 0's half of 256 bytes, or of warp 1's."""
+    (found, *_) = findings(NEIGHBOUR.format(sync=""), names=Names(**names))
+    offset = int(found.where.split()[2], 16)
+    return offset, found.where.partition(" of CTA (0, 0, 0)")[2]
+
+
+def test_places_in_shared_memory_are_offsets_or_rows_of_a_buffer():
+    offset, text = place(buffers={"other": (0x100, 0x200), "tile": (0x400, 0x800)})
+    assert text == f", tile + {offset - 0x400:#x}"
+    offset, text = place(buffers={"tile": Buffer(0x400, 0x800, row_bytes=64)})
+    assert text == f", tile row {(offset - 0x400) // 64}, byte {(offset - 0x400) % 64}"
+    offset, text = place(barriers={0x400: "full", 0x480: "empty"})
+    assert text == f", barrier {'full' if offset == 0x400 else 'empty'}"
+
+
+def test_rows_of_a_swizzled_buffer():
+    """Row 5 of a 128B-swizzled tile: its chunk c lies where chunk c ^ 5 would."""
+    tile = Buffer(0x400, 0x1400, row_bytes=128, swizzle=SW128)
+    assert tile.place(0x400 + 5 * 128 + 16 * (2 ^ 5) + 3) == "row 5, byte 35"
+    assert tile.place(0x400) == "row 0, byte 0"
+
+
+def test_places_in_tensor_memory_are_columns_of_what_lives_there():
+    (found, *_) = findings(tensor(wait_st=""), names=Names(columns={"S": (0, 127), "P": (0, 31)}))
+    assert found.where == "tensor memory lane 0, column 0 of CTA (0, 0, 0), column 0 of S or column 0 of P"
+
+
+def test_places_in_global_memory_are_elements_of_a_tensor():
     (found,) = findings(" st.global.u32 [%rd1+64], %r1;", block=1, grid=2)
-    assert found.where.startswith("byte 64 of ") and "0x" not in found.where
+    assert found.where == "element [16] of parameter 0 (out)"
+
+
+@pytest.mark.parametrize(
+    ("array", "byte", "index"),
+    [
+        (np.zeros((3, 4, 5), np.float32), 4 * (20 + 15 + 2), (1, 3, 2)),
+        (np.zeros((3, 4, 5), np.float32).transpose(2, 0, 1), 4 * (20 + 15 + 2), (2, 1, 3)),
+        (np.zeros((4, 8), np.int16)[:, ::2], 4 * 7, (1, 3)),
+        (np.zeros((4, 8), np.int16)[:, ::2], 2, None),
+        (np.zeros((4, 8), np.int16)[:2], 40, None),
+        (np.zeros((1, 8, 1), np.uint8), 5, (0, 5, 0)),
+    ],
+)
+def test_the_element_at_an_address(array, byte, index):
+    assert Elements.of(array).index(array.ctypes.data + byte) == index
+
+
+def test_elements_of_torch_tensors():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(2, 3, 8, dtype=torch.bfloat16).transpose(0, 1)
+    assert Elements.of(x).index(x[2, 1, 5].data_ptr()) == (2, 1, 5)
+    assert Elements.of(3) is None
 
 
 def test_both_sites_are_named():

@@ -71,12 +71,12 @@ def of(module_cases, *names):
 
 
 @pytest.mark.parametrize("case", of(test_cudnn_mxfp8.CASES, "1cta", "1cta-causal", "2cta", "d64-1cta", "d256-1cta"))
-def test_cudnn_forward(cudnn, silent, case):
+def test_forward_of_cudnn(cudnn, silent, case):
     test_cudnn_mxfp8.test_mxfp8_forward(cudnn, silent, case, ALL)
 
 
 @pytest.mark.parametrize("case", of(test_cudnn_mxfp8_backward.CASES, "d256"))
-def test_cudnn_backward(cudnn, silent, case):
+def test_backward_of_cudnn(cudnn, silent, case):
     test_cudnn_mxfp8_backward.test_mxfp8_backward(cudnn, silent, case, ALL)
 
 
@@ -84,7 +84,7 @@ BACKWARD = of(test_flash_attention_backward.CASES, "1cta", "2cta", "d64", "gqa",
 
 
 @pytest.mark.parametrize("case", BACKWARD)
-def test_flash_attention_backward(flash_attn, silent, monkeypatch, case):
+def test_backward_of_flash_attention(flash_attn, silent, monkeypatch, case):
     from flash_attn.cute import utils
 
     def two_cta(on):
@@ -94,12 +94,12 @@ def test_flash_attention_backward(flash_attn, silent, monkeypatch, case):
 
 
 @pytest.mark.parametrize("case", of(test_quack_gemm.DENSE, "bf16", "bf16-many-tiles", "fp8", "split-k"))
-def test_quack_dense(quack, silent, case):
+def test_dense_of_quack(quack, silent, case):
     test_quack_gemm.test_dense_gemm(quack, silent, case, ALL)
 
 
 @pytest.mark.parametrize("case", test_quack_gemm.BLOCK_SCALED, ids=lambda case: f"{case[0]}-{case[1]}")
-def test_quack_block_scaled(quack, silent, case):
+def test_block_scaled_of_quack(quack, silent, case):
     test_quack_gemm.test_block_scaled_gemm(quack, silent, case, ALL)
 
 
@@ -114,7 +114,7 @@ def targets(flash_attn):
 
 @pytest.mark.parametrize("head_dim", [128, 64])
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-def test_flash_attention_forward(targets, silent, head_dim, causal):
+def test_forward_of_flash_attention(targets, silent, head_dim, causal):
     """Two heads of 256 x 384, one after another in one persistent CTA."""
     target = targets.flash_attention_4(256, 384, 2, head_dim, causal=causal)
     for schedule in ALL:
