@@ -11,7 +11,8 @@ from mxfp8fa.timing.rates import Rates
 from mxfp8fa.timing.sass import NO_BARRIER, Instruction
 from mxfp8fa.timing.units import Unit, unit_of
 
-LANES, WORD_BYTES = 32, 4
+LANES = 32
+SHARED_ACCESSES = ("LDS", "STS", "LDSM", "STSM", "ATOMS")
 
 
 class Pipe(IntEnum):
@@ -59,9 +60,17 @@ class Cost:
 _FIXED = {Unit.FMA: Pipe.FMA, Unit.ALU: Pipe.ALU, Unit.CONVERT: Pipe.CONVERT, Unit.UNIFORM: Pipe.UNIFORM}
 
 
-def cost_of(instruction: Instruction, rates: Rates) -> Cost:
-    """Look an instruction up in the table of rates."""
+def cost_of(instruction: Instruction, rates: Rates, wavefronts: float | None = None) -> Cost:
+    """Look an instruction up in the table of rates.
+
+    Args:
+        instruction: to look up.
+        rates: the table.
+        wavefronts: cycles of the shared memory port that an access needed in the emulated run, if that is known.
+    """
     pipes, latency = _occupation(instruction, rates)
+    if wavefronts is not None and instruction.mnemonic in SHARED_ACCESSES:
+        pipes = ((Pipe.SMEM, wavefronts),)
     control = instruction.control
     return Cost(
         pipes, latency, max(control.stall, 1), control.write_barrier, control.read_barrier, control.wait,
@@ -104,8 +113,7 @@ def _memory(i: Instruction, rates: Rates) -> tuple[tuple[tuple[Pipe, float], ...
         return (), rates["other_latency"]
     width = next((int(m) for m in i.modifiers if m in ("64", "128")), 32)
     cycles = LANES * width / 8 / rates["smem"]
-    shared = name in ("LDS", "STS", "LDSM", "STSM", "ATOMS")
-    return ((Pipe.SMEM, cycles),), rates["lds_latency" if shared else "global_latency"]
+    return ((Pipe.SMEM, cycles),), rates["lds_latency" if name in SHARED_ACCESSES else "global_latency"]
 
 
 def has_scoreboard(cost: Cost) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.machine import Machine
     from mxfp8fa.emulator.machine.warp import Warp
 
-WORD_BYTES = 4
+WORD_BYTES, BANKS = 4, 32
 Key = Any  # of a barrier, as the machine names it: ("mbarrier", CTA, offset), ("barrier", CTA, number), ...
 Phase = tuple[Key, int]  # a barrier, and the number of one of its phases
 
@@ -103,6 +103,8 @@ class LaunchRecord:
         ctas: numbers of the CTAs of each cluster, in the order in which they started.
         operations: by number.
         ptx_counts: how often each PTX line was executed by a warp, at the end of the run.
+        wavefronts: PTX line -> how many warp accesses to shared memory, and how many cycles of its port they need together:
+            the most words that one bank holds of an access.
     """
 
     kernel: str
@@ -114,6 +116,7 @@ class LaunchRecord:
     ctas: dict[int, list[int]] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     ptx_counts: dict[int, int] = field(default_factory=dict)
+    wavefronts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Recorder(Watch):
@@ -133,6 +136,8 @@ class Recorder(Watch):
         self._numbers: dict[int, Operation] = {}
         self._kept: list[AsyncOp] = []  # so that the identity of an operation is not given to another one
         self._published: dict[Hashable, int] = {}
+        self._words: list[np.ndarray] = []
+        self._access_stamp: Any = None
 
     def finish(self) -> list[LaunchRecord]:
         """The launches, with the counts of the last one."""
@@ -150,6 +155,7 @@ class Recorder(Watch):
     def _close(self) -> None:
         if self._machine is None:
             return
+        self._count_access()
         counts = self.launches[-1].ptx_counts
         program = self._machine.program
         for instruction, n in zip(program.instructions, program.counts, strict=False):
@@ -205,6 +211,31 @@ class Recorder(Watch):
             size = offsets.stop - offsets.start if isinstance(offsets, slice) else offsets.size * size_bytes
             touched = self._acting[-1].shared_bytes
             touched[cta.number] = touched.get(cta.number, 0) + int(size)
+        elif self._warp is not None:
+            self._access(self._warp, offsets, size_bytes)
+
+    def _access(self, warp: Warp, offsets: np.ndarray | slice, size_bytes: int) -> None:
+        """An access of a warp; one instruction may report several parts."""
+        line = warp.program.instructions[warp.group.pc].ptx_line
+        stamp = (warp.number, warp.instructions, warp.executed, line)
+        if stamp != self._access_stamp:
+            self._count_access()
+            self._access_stamp = stamp
+        if isinstance(offsets, slice):
+            words = np.arange(offsets.start // WORD_BYTES, -(-offsets.stop // WORD_BYTES))
+        else:
+            parts = np.arange(-(-size_bytes // WORD_BYTES))
+            words = (np.asarray(offsets, np.int64).ravel()[:, None] // WORD_BYTES + parts).ravel()
+        self._words.append(words)
+
+    def _count_access(self) -> None:
+        if self._words:
+            words = np.unique(np.concatenate(self._words))
+            cycles = int(np.bincount(words % BANKS).max())
+            _, _, _, line = self._access_stamp
+            done, total = self.launches[-1].wavefronts.get(line, (0, 0))
+            self.launches[-1].wavefronts[line] = (done + 1, total + cycles)
+        self._words = []
 
     def memory(self, addresses: np.ndarray, size_bytes: int, *, write: bool, atomic: bool = False) -> None:
         """Bytes of global memory."""

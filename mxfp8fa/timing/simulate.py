@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mxfp8fa.timing.agents import Agents
-from mxfp8fa.timing.costs import QUEUE_CYCLES, QUEUED, SCHEDULER_PIPES, Cost, Pipe, cost_of
+from mxfp8fa.timing.costs import QUEUE_CYCLES, QUEUED, SCHEDULER_PIPES, SHARED_ACCESSES, Cost, Pipe, cost_of
 from mxfp8fa.timing.paths import Replay, WarpPath
 from mxfp8fa.timing.rates import Rates
 from mxfp8fa.timing.record import Anchor, Phase
@@ -78,7 +78,8 @@ class _Warp:
         self.boards = [0.0] * 6
         self.ready = 0.0
         self.last = 0.0
-        self.reason = "stall count"
+        self.reason = "stall count"  # why it is not ready before `ready`
+        self.crowded = "issue slot"  # what it waits for when it is ready
         self.pending: list[Phase] = []
         self.parked_since = -1.0
 
@@ -99,7 +100,7 @@ class Simulation:
 
     def __init__(self, replay: Replay, rates: Rates, cluster: int):
         self.rates, self.line = rates, Timeline()
-        self.costs: list[Cost] = [cost_of(i, rates) for i in replay.function.instructions]
+        self.costs = self._costs(replay, rates)
         self.members = replay.record.ctas[cluster]
         paths = [p for p in replay.paths if p.warp.cta in self.members and p.code]
         self.agents = Agents(replay.record, rates, self.members, self._arrive, self.line.tensor)
@@ -110,6 +111,17 @@ class Simulation:
         self.units = _Schedulers()
         self.port: dict[int, float] = {}
         self.queue: list[tuple[float, float, int]] = [(0.0, 0.0, i) for i in range(len(self.warps))]
+
+    def _costs(self, replay: Replay, rates: Rates) -> list[Cost]:
+        """Of every instruction; what an access to shared memory took in the emulated run is shared by its line's SASS."""
+        code = replay.function.instructions
+        copies = Counter(i.ptx_line for i in code if i.mnemonic in SHARED_ACCESSES)
+        seen = replay.record.wavefronts
+        costs = []
+        for i in code:
+            done, cycles = seen.get(i.ptx_line, (0, 0))
+            costs.append(cost_of(i, rates, cycles / done if done and copies[i.ptx_line] else None))
+        return costs
 
     def _arrivals(self, replay: Replay, paths: list[WarpPath]) -> Counter[Phase]:
         """How many arrivals complete each phase."""
@@ -135,7 +147,7 @@ class Simulation:
             cost = self.costs[warp.code[warp.at]]
             start, reason = self._possible(warp, cost, time)
             if start > time:
-                warp.reason = reason
+                warp.crowded = reason
                 heapq.heappush(self.queue, (start, warp.last, number))
             else:
                 self._issue(number, warp, cost, time)
@@ -165,10 +177,11 @@ class Simulation:
 
     def _issue(self, number: int, warp: _Warp, cost: Cost, time: float) -> None:
         line, at = self.line, warp.at
-        waited = time - warp.last - 1
-        if waited > 0:
-            line.stalls.cycles[warp.record.index, warp.reason] += waited
-            line.stalls.places[warp.record.index, warp.code[at], warp.reason] += waited
+        own = min(warp.ready, time) - warp.last - 1
+        for reason, cycles in ((warp.reason, own), (warp.crowded, time - max(warp.ready, warp.last + 1))):
+            if cycles > 0 and warp.at:
+                line.stalls.cycles[warp.record.index, reason] += cycles
+                line.stalls.places[warp.record.index, warp.code[at], reason] += cycles
         line.issued[warp.scheduler] += 1
         self.units.issue[warp.scheduler] = time + 1
         result = self._occupy(warp, cost, time) + cost.latency
@@ -178,7 +191,7 @@ class Simulation:
             warp.boards[cost.read] = max(warp.boards[cost.read], time + cost.read_latency)
         warp.last = time
         line.ends[warp.record.number] = time
-        warp.ready, warp.reason = time + cost.stall, "stall count"
+        warp.ready, warp.reason, warp.crowded = time + cost.stall, "stall count", "issue slot"
         if cost.jumps and at + 1 < len(warp.code) and warp.code[at + 1] != warp.code[at] + 1:
             warp.ready += self.rates["branch"]
         for anchor in warp.anchors.get(at, ()):
@@ -254,6 +267,7 @@ class Simulation:
             for board in range(6):
                 if mask >> board & 1 and warp.boards[board] > ready:
                     ready, warp.reason = warp.boards[board], "scoreboard"
+        warp.ready = ready
         heapq.heappush(self.queue, (ready, warp.last, number))
 
 
