@@ -14,11 +14,16 @@ from mxfp8fa.numerics.exp2 import COEFFICIENTS
 from mxfp8fa.numerics.exp2 import EXCEPTIONS as NUMPY_EXCEPTIONS
 from mxfp8fa.numerics.exp2 import HIGHEST as NUMPY_HIGHEST
 from mxfp8fa.numerics.exp2 import LOWEST as NUMPY_LOWEST
+from mxfp8fa.numerics.exp2 import POLYNOMIAL as NUMPY_POLYNOMIAL
+from mxfp8fa.numerics.exp2 import POLYNOMIAL_LOWEST as NUMPY_POLYNOMIAL_LOWEST
+from mxfp8fa.numerics.exp2 import POLYNOMIAL_ROUND as NUMPY_POLYNOMIAL_ROUND
 from mxfp8fa.numerics.softmax import SUM_LANES
 
 # Plain floats: a compiler would take NumPy scalars for tensors.
 EXCEPTIONS = tuple((float(argument), float(result)) for argument, result in NUMPY_EXCEPTIONS)
 LOWEST, HIGHEST = float(NUMPY_LOWEST), float(NUMPY_HIGHEST)
+POLYNOMIAL = tuple(map(float, NUMPY_POLYNOMIAL))
+POLYNOMIAL_ROUND, POLYNOMIAL_LOWEST = float(NUMPY_POLYNOMIAL_ROUND), float(NUMPY_POLYNOMIAL_LOWEST)
 FLOAT32_MIN_NORMAL = 2.0**-126
 _DROPPED_BITS = (1 << 29) - 1  # float64 mantissa bits that float32 does not have
 _HALFWAY = 1 << 28
@@ -58,6 +63,16 @@ def exp2(x: torch.Tensor) -> torch.Tensor:
     for argument, result in EXCEPTIONS:
         y = torch.where(x == argument, result, y)
     return torch.where(torch.isnan(x), x, torch.where(y < FLOAT32_MIN_NORMAL, 0.0, y))
+
+
+def exp2_polynomial(x: torch.Tensor) -> torch.Tensor:
+    """2^x to about 13 bits: `mxfp8fa.numerics.exp2.exp2_polynomial`."""
+    c1, c2, c3 = (torch.full_like(x, c) for c in POLYNOMIAL)
+    x = torch.where(x > POLYNOMIAL_LOWEST, x, POLYNOMIAL_LOWEST)  # NaN too
+    n = x + POLYNOMIAL_ROUND
+    f = x - (n - POLYNOMIAL_ROUND)
+    p = fma(fma(fma(c3, f, c2), f, c1), f, torch.ones_like(x))
+    return (p.view(torch.int32) + (n.view(torch.int32) << 23)).view(torch.float32)
 
 
 def lane_sum(p: torch.Tensor, start: torch.Tensor) -> torch.Tensor:

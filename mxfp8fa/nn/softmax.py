@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from mxfp8fa.nn.blocks import decode, decode_scale, encode
-from mxfp8fa.nn.elementary import exp2, float32, fma, half_sum, lane_sum
+from mxfp8fa.nn.elementary import exp2, exp2_polynomial, float32, fma, half_sum, lane_sum
 from mxfp8fa.numerics import softmax as model
 from mxfp8fa.numerics.formats import E4M3
 from mxfp8fa.numerics.mx_tensor import BLOCK
@@ -68,7 +68,7 @@ def softmax_step(
     def exponents(gain: int, addend: float) -> torch.Tensor:
         return _shifted(s, reference, scale_log2, float32(addend) - exponent, gain=gain)
 
-    p, codes = probabilities(exponents, options, s.shape[-1])
+    p, codes = probabilities(exponents, options, s.shape[-1], options.polynomial_columns)
     row_sum = _add_to_row_sum(p, scale_e8m0, state.row_sum * acc_scale, options)
     if options.direct_columns:
         row_sum = row_sum + (reference[..., 0] - reference[..., 0])
@@ -84,7 +84,7 @@ def finish(state: RowState, scale_log2: float, options: AttentionOptions) -> tup
 
 
 def probabilities(
-    exponent: Callable[[int, float], torch.Tensor], options: AttentionOptions, keys: int
+    exponent: Callable[[int, float], torch.Tensor], options: AttentionOptions, keys: int, polynomial_columns: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """2^offset * P as the row sum and dS take it, and its codes: `mxfp8fa.numerics.softmax.probabilities`.
 
@@ -92,17 +92,26 @@ def probabilities(
         exponent: called with (gain, addend), gives gain * (log2(2^offset * P) + addend) of every score, (..., keys).
         options: exp, its share and bias, and row_sum.
         keys: length of the last axis, which starts at a multiple of 16.
+        polynomial_columns: how many columns of every 16, the first ones, take exp2 by polynomial.
     """
     if options.direct_columns == 0:
-        p = exp2(exponent(1, 0.0))
+        p = _exp2(exponent(1, 0.0), polynomial_columns)
         codes = _encode_p(p)
         return (decode(codes) if options.row_sum == "rounded" else p), codes
     codes = _direct_codes(exponent(8, E4M3_BIAS + options.direct_bias), DIRECT_CODE_OF_NAN[options.direct_codes])
     if options.direct_columns < SHARE_PERIOD:
         column = torch.arange(keys, device=codes.device) % SHARE_PERIOD
-        exact = _encode_p(exp2(exponent(1, 0.0)))
+        exact = _encode_p(_exp2(exponent(1, 0.0), polynomial_columns))
         codes = torch.where(column >= SHARE_PERIOD - options.direct_columns, codes, exact)
     return decode(codes), codes
+
+
+def _exp2(x: torch.Tensor, polynomial_columns: int) -> torch.Tensor:
+    """2^x, of some columns by polynomial."""
+    if polynomial_columns == 0:
+        return exp2(x)
+    column = torch.arange(x.shape[-1], device=x.device) % SHARE_PERIOD
+    return torch.where(column < polynomial_columns, exp2_polynomial(x), exp2(x))
 
 
 def dequantized(codes: torch.Tensor, scale_e8m0: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mxfp8fa.numerics.fma import fma
 from mxfp8fa.numerics.formats import to_float32
 
 # Minimax polynomial for the relative error of 2^f on [-1/2, 1/2] with the constant term held at 1, so that integers
@@ -47,6 +48,13 @@ EXCEPTIONS = tuple(
     (np.float32(float.fromhex(x)), np.float32(float.fromhex(result)))
     for x, result in (("0x1.853a6ep-9", "0x1.00870ap+0"), ("-0x1.e7526ep-6", "0x1.f58d62p-1"))
 )
+
+# 2^f = 1 + f (c1 + f (c2 + f c3)), relative error below 2^-13.2 on [-1/2, 1/2]: minimax with the constant term held at 1.
+POLYNOMIAL = tuple(np.float32(float.fromhex(x)) for x in ("0x1.62f5fap-1", "0x1.f00c4cp-3", "0x1.c2a218p-5"))
+# Added to a small float32 number this rounds it to an integer, which then sits in the low bits of the sum.
+POLYNOMIAL_ROUND = np.float32(1.5 * 2.0**23)
+POLYNOMIAL_LOWEST = np.float32(-127.0)  # here and below, the result is 0
+_FLOAT32_MANTISSA_BITS = np.int32(23)
 
 # Beyond these the result is 0 or infinity whatever the argument.
 LOWEST, HIGHEST = np.float32(-151.0), np.float32(129.0)
@@ -120,3 +128,18 @@ def exp2_float64(x: NDArray[np.float32], work: _Work | None = None) -> NDArray[n
     np.left_shift(exponent, _FLOAT64_MANTISSA_BITS, out=exponent)
     np.add(bits, exponent, out=bits)
     return p
+
+
+def exp2_polynomial(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """2^x to about 13 bits, on the pipes for multiplication and addition instead of the one for special functions.
+
+    The float32 operations of a softmax thread in their order: the same bits. For x up to 127; results below 2^-126 are
+    not accurate, and a NaN counts as POLYNOMIAL_LOWEST (max.f32 drops it).
+    """
+    c1, c2, c3 = POLYNOMIAL
+    with np.errstate(invalid="ignore"):
+        x = np.fmax(x, POLYNOMIAL_LOWEST)
+        n = x + POLYNOMIAL_ROUND
+        f = x - (n - POLYNOMIAL_ROUND)
+    p = fma(fma(fma(f, c3, c2), f, c1), f, np.float32(1))
+    return (p.view(np.int32) + (n.view(np.int32) << _FLOAT32_MANTISSA_BITS)).view(np.float32)

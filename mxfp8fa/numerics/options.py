@@ -15,6 +15,8 @@ P_HEADROOM_LOG2 = math.log2(448.0)
 DIRECT_BIAS_MIN = -1.0 / 16.0
 # Columns are direct or exact in fours, so that each 32-bit word of four codes is of one kind.
 DIRECT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# More by polynomial than half would load the pipes for multiplication more than that for exponentials.
+POLYNOMIAL_SHARES = (0.125, 0.25, 0.5)
 # A float16 accumulator holds 65504 and its smallest normal is 2^-14; scales beyond 2^24 either way serve no gradient.
 DQ_SCALE_LOG2_RANGE = (-24, 24)
 # With dynamic scales a row that lags has P up to 2^threshold, which E8M0 takes up, but the row sum and O are float32:
@@ -62,6 +64,8 @@ class AttentionOptions:
             per 32 keys, from the block maxima of S before the exponential. Dynamic scales are the forward's only; the
             backward always uses the constant one.
         exp: "exact" is exp2, rounded to E4M3; "direct" computes the E4M3 code from the score by one fma and a rounding.
+        exp2: how the forward takes exponentials: "mufu", all by ex2.approx, or the share of the columns, 0.125, 0.25 or 0.5,
+            that a polynomial takes instead: the first ones of every 16. Backward and direct columns do not use it.
         direct_share: with exp="direct", the share of the columns that use direct codes (0, 0.25, 0.5, 0.75 or 1): the
             last ones of every 16.
         direct_bias: c of the direct code round(8 * (log2 P + 7 + c)), -1/16 < c <= 0.
@@ -105,6 +109,7 @@ class AttentionOptions:
     rule: Literal["rceil", "floor", "ceil", "even"] = "rceil"
     p_scale: Literal["constant", "dynamic"] = "constant"
     exp: Literal["exact", "direct"] = "exact"
+    exp2: Literal["mufu"] | float = "mufu"
     direct_share: float = 1.0
     direct_bias: float = -0.05
     direct_codes: Literal["integer", "subnormal"] = "integer"
@@ -140,6 +145,8 @@ class AttentionOptions:
             _require_integer("dq_scale_log2", self.dq_scale_log2, *DQ_SCALE_LOG2_RANGE, alternative="'auto'")
         self._check_headroom()
         self._check_direct()
+        if self.exp2 != "mufu" and _require_real("exp2", self.exp2) not in POLYNOMIAL_SHARES:
+            raise ValueError(f"exp2 = {self.exp2!r} is not allowed; choose 'mufu' or one of {POLYNOMIAL_SHARES}")
         pairs = ((f.name, _plain(getattr(self, f.name))) for f in fields(self))
         object.__setattr__(self, "_text", ";".join(f"{name}={value!r}" for name, value in pairs))
 
@@ -207,6 +214,11 @@ class AttentionOptions:
     def direct_columns(self) -> int:
         """How many columns of every 16, the last ones, use direct codes."""
         return int(16 * self.direct_share) if self.exp == "direct" else 0
+
+    @property
+    def polynomial_columns(self) -> int:
+        """How many columns of every 16, the first ones, take exp2 by polynomial in the forward."""
+        return 0 if self.exp2 == "mufu" else int(16 * self.exp2)
 
 
 def _plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mxfp8fa.numerics.exp2 import exp2
+from mxfp8fa.numerics.exp2 import exp2, exp2_polynomial
 from mxfp8fa.numerics.fma import fma
 from mxfp8fa.numerics.formats import E8M0, decode, encode
 from mxfp8fa.numerics.options import AttentionOptions
@@ -102,7 +102,7 @@ class OnlineSoftmax:
         def exponents(gain: int, addend: float) -> Float32:
             return shifted(s, reference, self.scale_log2, np.float32(addend) - exponent, gain=gain)
 
-        p, codes = probabilities(exponents, self.options, key_axis=1)
+        p, codes = probabilities(exponents, self.options, key_axis=1, exp2_of=self._exp2)
         self._add_to_row_sum(p, scale_e8m0, acc_scale)
         if self.options.direct_columns:
             self.row_sum += reference[:, 0] - reference[:, 0]  # a NaN score has direct code 0: let the sum carry it
@@ -114,6 +114,14 @@ class OnlineSoftmax:
         log2_total = np.log2(total.astype(np.float64)).astype(np.float32)
         lse = fma(self._reference(), self.scale_log2, log2_total) * LN_2
         return np.where(total == 0, np.float32(1), total), lse
+
+    def _exp2(self, x: Float32) -> Float32:
+        """2^x, of some columns by polynomial."""
+        p = exp2_ftz(x)
+        columns = np.arange(x.shape[1]) % 16 < self.options.polynomial_columns
+        if columns.any():
+            p[:, columns] = exp2_polynomial(x[:, columns])
+        return p
 
     def _reference(self) -> Float32:
         """row_max, or 0 where a row has seen nothing: -inf - (-inf) would be NaN."""
@@ -152,7 +160,10 @@ class OnlineSoftmax:
 
 
 def probabilities(
-    exponent: Callable[[int, float], Float32], options: AttentionOptions, key_axis: int
+    exponent: Callable[[int, float], Float32],
+    options: AttentionOptions,
+    key_axis: int,
+    exp2_of: Callable[[Float32], Float32] | None = None,
 ) -> tuple[Float32, NDArray[np.uint8]]:
     """2^offset * P as the row sum and dS take it (rounded to E4M3 or not, as options.row_sum says), and its codes.
 
@@ -160,16 +171,18 @@ def probabilities(
         exponent: called with (gain, addend), gives gain * (log2(2^offset * P) + addend) of every score in float32.
         options: exp, its share and bias, and row_sum.
         key_axis: axis of the scores along which the keys run; every 16 of them are shared out between the two ways.
+        exp2_of: takes exponentials; `exp2_ftz` if None.
     """
+    exp2_of = exp2_of or exp2_ftz
     if options.direct_columns == 0:
-        p = exp2_ftz(exponent(1, 0.0))
+        p = exp2_of(exponent(1, 0.0))
         codes = encode(p, "e4m3")
         return (decode(codes, "e4m3") if options.row_sum == "rounded" else p), codes
     nan_code = DIRECT_CODE_OF_NAN[options.direct_codes]
     codes = direct_codes(exponent(8, E4M3_BIAS + options.direct_bias), nan_code=nan_code)
     if options.direct_columns < 16:
         is_direct = np.arange(codes.shape[key_axis]) % 16 >= 16 - options.direct_columns
-        exact = encode(exp2_ftz(exponent(1, 0.0)), "e4m3")
+        exact = encode(exp2_of(exponent(1, 0.0)), "e4m3")
         codes = np.where(is_direct if key_axis == 1 else is_direct[:, None], codes, exact)
     return decode(codes, "e4m3"), codes
 

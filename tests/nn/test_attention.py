@@ -15,6 +15,7 @@ OPTIONS = {
     "default": AttentionOptions(),
     "tiles of 64, ascending": AttentionOptions(tile_n=64, kv_order="ascending", rescale_threshold=0.0),
     "rounded sum": AttentionOptions(row_sum="rounded"),
+    "exp2 by polynomial": AttentionOptions(exp2=0.25),
     "direct": AttentionOptions(exp="direct", row_sum="rounded"),
     "quarter direct": AttentionOptions(exp="direct", row_sum="rounded", direct_share=0.25),
     "direct by subnormals, float16 sum": AttentionOptions(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mxfp8fa.numerics import exp2
-from mxfp8fa.numerics.exp2 import EXCEPTIONS, exp2_float64
+from mxfp8fa.numerics.exp2 import EXCEPTIONS, exp2_float64, exp2_polynomial
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +86,23 @@ def test_the_polynomial_is_accurate_to_one_float64_unit():
         pairs = zip(x.tolist(), exp2_float64(x).tolist(), strict=True)
         error = [float(y - mpmath.power(2, v)) for v, y in pairs]
     assert np.abs(error / np.where(x < 0, 2.0**-53, 2.0**-52)).max() < 1.25
+
+
+def test_the_short_polynomial():
+    """Every stretch between two integers has the same error; integers have none."""
+    x = np.linspace(-126, 9, 1_000_003).astype(np.float32)
+    exact = exp2_float64(x).copy()
+    assert 2.0**-13.3 < np.abs(exp2_polynomial(x) / exact - 1).max() < 2.0**-13.2
+    n = np.arange(-126, 128, dtype=np.float32)
+    np.testing.assert_array_equal(exp2_polynomial(n), exp2(n))
+
+
+def test_where_the_short_polynomial_ends():
+    """Masked scores are 0, and what is below the normal range stays below it."""
+    nothing = np.array([-127, np.nextafter(np.float32(-127), np.float32(-200)), -1e30, -np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(exp2_polynomial(nothing).view(np.int32), 0)
+    small = exp2_polynomial(np.linspace(-127, -126, 100_003).astype(np.float32))
+    assert (small >= 0).all() and (small <= 2.0**-125).all()
 
 
 def test_integers_are_exact():

@@ -89,6 +89,16 @@ def test_rescale_threshold_refused(threshold):
         AttentionOptions(rescale_threshold=threshold)
 
 
+@pytest.mark.parametrize("share", [0, 0.3, 1, 2, True, None, "polynomial", math.nan])
+def test_share_of_the_polynomial_refused(share):
+    with pytest.raises(ValueError, match="exp2"):
+        AttentionOptions(exp2=share)
+
+
+def test_share_of_the_polynomial():
+    assert [AttentionOptions(exp2=x).polynomial_columns for x in ("mufu", 0.125, 0.25, 0.5)] == [0, 2, 4, 8]
+
+
 def test_direct_codes():
     for share, columns in ((0, 0), (0.25, 4), (0.5, 8), (0.75, 12), (1, 16)):
         assert AttentionOptions(exp="direct", row_sum="rounded", direct_share=share).direct_columns == columns

@@ -42,6 +42,19 @@ def test_exp2_flushes_subnormal_results():
     np.testing.assert_array_equal(exp2_ftz(x), np.array([2.0**-126, 0, 0, 0, 1, np.nan, np.inf], F32))
 
 
+@pytest.mark.parametrize("share", [0.125, 0.25, 0.5])
+def test_the_first_columns_of_every_16_take_exp2_by_polynomial(share):
+    s = np.random.default_rng(0).standard_normal((4, 64)).astype(F32)
+    sums = [OnlineSoftmax(4, F32(1), AttentionOptions(exp2=choice)) for choice in ("mufu", share)]
+    x = (s - s.max(axis=1, keepdims=True)) + F32(8)
+    p, mixed = (softmax._exp2(x) for softmax in sums)
+    differ = np.flatnonzero((p != mixed).any(axis=0)) % 16
+    assert set(differ) == set(range(int(16 * share)))
+    for softmax in sums:
+        softmax.step(s)
+    np.testing.assert_allclose(sums[1].row_sum, sums[0].row_sum, rtol=2.0**-13.2)
+
+
 def test_a_block_with_a_nan_has_a_nan_scale_under_dynamic_scales():
     softmax = OnlineSoftmax(2, F32(1), AttentionOptions(p_scale="dynamic"))
     s = np.zeros((2, 64), F32)

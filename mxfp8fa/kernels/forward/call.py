@@ -16,7 +16,7 @@ from mxfp8fa.kernels.launch import gmem
 from mxfp8fa.kernels.names import names_of
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3, E8M0
-from mxfp8fa.kernels.supported import check_forward_options
+from mxfp8fa.kernels.supported import HEAD_DIMS, check_forward_options
 from mxfp8fa.numerics import AttentionOptions
 from mxfp8fa.numerics.softmax import softmax_scale_log2
 
@@ -130,7 +130,7 @@ def make_call(
         ctas = B200_SMS if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
     config = plan.Config(
         head_dim, OUT_DTYPES[out_dtype], causal, options.p_offset, options.rescale_threshold,
-        options.row_sum == "rounded", 0, interleave,
+        options.row_sum == "rounded", options.sum_format == "float16", options.polynomial_columns, interleave,
     )  # fmt: skip
     if not o.numel() or not seqlen_k:
         return Call((), (config,), o, lse)
@@ -158,8 +158,8 @@ def check(q: MXOperand, k: MXOperand, v: MXOperand, options: AttentionOptions, o
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.fmt != "e4m3" or len(x.shape) != 4:
             raise ValueError(f"{name} is {x.fmt} of shape {x.shape}; allowed: e4m3 (B, S, H, D)")
-    if q.shape[3] not in plan.HEAD_DIMS:
-        raise ValueError(f"q has head_dim {q.shape[3]}; allowed: {plan.HEAD_DIMS}")
+    if q.shape[3] not in HEAD_DIMS:
+        raise ValueError(f"q has head_dim {q.shape[3]}; allowed: {HEAD_DIMS}")
     if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or q.shape[2] % k.shape[2]:
         raise ValueError(
             f"q has shape {q.shape}, k {k.shape}, v {v.shape}; allowed: (B, Sq, Hq, D) and twice (B, Sk, Hkv, D), Hkv "

@@ -25,7 +25,6 @@ from cutlass import cute
 from mxfp8fa.kernels.plan import Barrier, Barriers, Columns, TmemMap
 from mxfp8fa.kernels.steps.step4_quantizer import ATOM_COLUMNS
 
-HEAD_DIMS = (64, 128)
 TILE_M, TILE_N = 128, 128  # queries and keys of a tile
 Q_TILES = 2  # tiles of queries that a CTA works on at the same time
 KV_STAGES = 4  # tiles of K in shared memory, and as many of V
@@ -126,8 +125,9 @@ class Config:
         p_offset: log2 of the factor on P.
         rescale_threshold: growth of a row maximum, in log2 units, up to which O is not rescaled.
         rounded_sum: whether the row sum takes P as rounded to E4M3.
+        half_sum: whether it adds them in float16 within a tile of keys.
         polynomial_columns: how many columns of every 16, the first ones, take exp2 by polynomial.
-        interleave: whether the first QK of a work tile is issued before the last PV of the one before is waited for.
+        interleave: whether the last PV of a work tile is left until the first QK of the next stands beside it.
     """
 
     head_dim: int
@@ -136,5 +136,6 @@ class Config:
     p_offset: int
     rescale_threshold: float
     rounded_sum: bool
+    half_sum: bool
     polynomial_columns: int
     interleave: bool = True

@@ -4,12 +4,15 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
+from mxfp8fa.kernels.forward.direct import SHARE_PERIOD
 from mxfp8fa.kernels.forward.plan import Config
 from mxfp8fa.kernels.steps.step4_quantizer import lanes
 from mxfp8fa.kernels.steps.step5_attention_tile import lane_sum, largest, reference
+from mxfp8fa.numerics.exp2 import POLYNOMIAL, POLYNOMIAL_LOWEST, POLYNOMIAL_ROUND
 from mxfp8fa.numerics.softmax import LN_2, REFERENCE_LIMIT_LOG2
 
 PART = 32  # columns of tensor memory that an instruction loads
+MANTISSA_BITS = 23
 
 __all__ = ["finish", "lane_sum", "largest", "load_scores", "mask", "probabilities", "rounded", "update_max"]
 
@@ -63,7 +66,24 @@ def probabilities(
         addend = cutlass.Float32(config.p_offset)
     for i in cutlass.range_constexpr(0, cute.size(row), 2):
         x = cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale_log2, scale_log2), (addend, addend))
-        row[i], row[i + 1] = (cute.math.exp2(y, fastmath=True) for y in x)
+        if cutlass.const_expr(i % SHARE_PERIOD < config.polynomial_columns):
+            row[i], row[i + 1] = exp2_polynomial(*x)
+        else:
+            row[i], row[i + 1] = (cute.math.exp2(y, fastmath=True) for y in x)
+
+
+def exp2_polynomial(x0: cutlass.Float32, x1: cutlass.Float32) -> list[cutlass.Float32]:
+    """Two powers of two without the special function unit: `mxfp8fa.numerics.exp2.exp2_polynomial`, packed."""
+    lowest, (c1, c2, c3) = float(POLYNOMIAL_LOWEST), ((float(c),) * 2 for c in POLYNOMIAL)
+    round_up, round_down = (float(POLYNOMIAL_ROUND),) * 2, (-float(POLYNOMIAL_ROUND),) * 2
+    x = tuple(cute.arch.fmax(y, lowest) for y in (x0, x1))
+    n = cute.arch.add_packed_f32x2(x, round_up)
+    f = cute.arch.sub_packed_f32x2(x, cute.arch.add_packed_f32x2(n, round_down))
+    p = cute.arch.fma_packed_f32x2(c3, f, c2)
+    p = cute.arch.fma_packed_f32x2(p, f, c1)
+    p = cute.arch.fma_packed_f32x2(p, f, (1.0, 1.0))
+    bits = [p[i].bitcast(cutlass.Int32) + (n[i].bitcast(cutlass.Int32) << MANTISSA_BITS) for i in range(2)]
+    return [b.bitcast(cutlass.Float32) for b in bits]
 
 
 def rounded(codes: cute.Tensor) -> cute.Tensor:

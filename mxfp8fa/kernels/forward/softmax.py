@@ -12,8 +12,9 @@ Nothing but S makes a group wait. Where it writes what others read, they have re
 import cutlass
 from cutlass import cute
 
+from mxfp8fa.kernels.forward.direct import half_sum
 from mxfp8fa.kernels.forward.events import Fixed
-from mxfp8fa.kernels.forward.plan import P_COLUMN, Q_TILES, SFP_COLUMN, TILE_M, TILE_N
+from mxfp8fa.kernels.forward.plan import P_COLUMN, Q_TILES, SFP_COLUMN, TILE_M, TILE_N, Config
 from mxfp8fa.kernels.forward.rows import lane_sum, largest, load_scores, mask, probabilities, rounded, update_max
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import store_row, store_scales
@@ -47,10 +48,7 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             probabilities(row, row_max, cta.scale_log2, config)
             codes = store_p(row, tStS, config.p_offset, thread)
             events.p_full(i).arrive(scores)
-            summed = rounded(codes) if cutlass.const_expr(config.rounded_sum) else row
-            # An explicit rounding, or the compiler makes one fma of this product and the sum's first addition.
-            kept = cute.math.mul(row_sum, acc_scale, rounding=cute.math.RoundingMode.NEAREST_EVEN)
-            row_sum = lane_sum(summed, kept)
+            row_sum = add_to_sum(row_sum, acc_scale, row, codes, config)
             scores += 1
         if kv_tiles > 0:
             slot = (ended % 2 * Q_TILES + i) * TILE_M + thread
@@ -68,3 +66,14 @@ def store_p(row: cute.Tensor, tStS: cute.Pointer, p_offset: int, thread: cutlass
     store_scales(cutlass.Int32(scale * 0x01010101), tStS + SFP_COLUMN, None, scale, thread)
     cute.arch.fence_view_async_tmem_store()
     return codes
+
+
+def add_to_sum(
+    row_sum: cutlass.Float32, acc_scale: cutlass.Float32, row: cute.Tensor, codes: cute.Tensor, config: Config
+) -> cutlass.Float32:
+    """row_sum * acc_scale + the sum of P, before its rounding or after; P is on its way already."""
+    # An explicit rounding, or the compiler makes one fma of this product and the sum's first addition.
+    kept = cute.math.mul(row_sum, acc_scale, rounding=cute.math.RoundingMode.NEAREST_EVEN)
+    if config.half_sum:
+        return kept + half_sum(cute.recast_tensor(codes, cutlass.Int32))
+    return lane_sum(rounded(codes) if config.rounded_sum else row, kept)
