@@ -116,8 +116,29 @@ def _attention_step(
     return Target(compile_kernel(function, *args), args, names, {"wait_ld": "required"})
 
 
+def forward() -> Target:
+    """The forward kernel: one CTA works on three heads, two Q tiles each, and two tiles of keys, the second of them short."""
+    import numpy as np
+
+    from mxfp8fa.kernels import MXOperand
+    from mxfp8fa.kernels.forward import forward_arguments
+    from mxfp8fa.kernels.forward.names import names
+    from mxfp8fa.numerics import quantize
+
+    rng = np.random.default_rng(0)
+    head_dim = 64
+    q, k, v = (
+        MXOperand.from_mx_tensor(
+            quantize(rng.standard_normal((1, n, heads, head_dim)).astype(np.float32), axes=axis, tail="partial")
+        )
+        for n, heads, axis in ((130, 3, 3), (200, 1, 3), (200, 1, 1))
+    )
+    compiled, args, _ = forward_arguments(q, k, v, softmax_scale=head_dim**-0.5, ctas=1)
+    return Target(compiled, args, names(head_dim), {"wait_ld": "required"})
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
-    "step2": k_loop, "step3": block_scaled, "step6": kv_loop, "step7": warp_specialised
+    "step2": k_loop, "step3": block_scaled, "step6": kv_loop, "step7": warp_specialised, "forward": forward,
 }  # fmt: skip
 
 

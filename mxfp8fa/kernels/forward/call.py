@@ -10,10 +10,10 @@ import torch
 from mxfp8fa.kernels.execution import compile_once, execute
 from mxfp8fa.kernels.forward import plan
 from mxfp8fa.kernels.forward.kernel import attention_forward
+from mxfp8fa.kernels.forward.names import names
 from mxfp8fa.kernels.forward.scheduler import L2_BYTES
 from mxfp8fa.kernels.forward.tensors import rows
 from mxfp8fa.kernels.launch import gmem
-from mxfp8fa.kernels.names import names_of
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3, E8M0
 from mxfp8fa.kernels.supported import HEAD_DIMS, check_forward_options
@@ -75,7 +75,7 @@ def forward(
     if call.o.numel():
         execute(
             attention_forward, *call.arguments, device=q.codes.device, constants=call.constants,
-            names=names_of(plan), accumulate=options.accumulate,
+            names=names(q.shape[-1]), accumulate=options.accumulate,
         )  # fmt: skip
     return call.o, call.lse
 
