@@ -43,7 +43,10 @@ def flash_attn_func(
 
     CUDA tensors run on a Blackwell GPU, CPU tensors in the emulator, which is some million times slower: a call that
     takes long says so first, on stderr, and then how far it is. The kernel is compiled once for each head_dim, dtype and
-    the like, whatever the lengths, batch and number of heads. Works under `torch.compile`; there is no gradient yet.
+    the like, whatever the lengths, batch and number of heads. Works under `torch.compile`.
+
+    Differentiable in q, k, v for floats, through O and lse, straight through their quantization: the backward is five
+    products in MXFP8 (`mxfp8fa.kernels.backward`). For it the forward keeps q, k, v, O and lse.
 
     Args:
         q: (B, Sq, Hq, D), D = 64 or 128. Floats (bfloat16, float16, float32; any strides) are quantized first, as
@@ -62,7 +65,7 @@ def flash_attn_func(
     Raises:
         ValueError: something that is not allowed, or a device that no kernel runs on; says what is allowed. Nothing has
             been compiled then.
-        NotImplementedError: a gradient is asked for.
+        NotImplementedError: a second derivative is asked for.
         ModuleNotFoundError: the extra `kernels` is not installed.
     """
     options = DEFAULT_OPTIONS if options is None else options

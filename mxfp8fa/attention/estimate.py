@@ -14,36 +14,41 @@ from mxfp8fa.numerics.problem import Sequence
 # Warp-instructions of the forward kernel for 128 x 128 scores, and for a tile of 128 queries besides, by head_dim.
 TILE_INSTRUCTIONS = {64: 8_000, 128: 9_000}
 QUERY_TILE_INSTRUCTIONS = {64: 10_000, 128: 12_000}
+# Of the three backward kernels for 128 x 128 scores.
+BACKWARD_TILE_INSTRUCTIONS = {64: 15_000, 128: 18_000}
 QUIET_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def announced(call: Call) -> Iterator[None]:
+def announced(call: Call, *, backward: bool = False) -> Iterator[None]:
     """Say on stderr what is coming and then how far it is, if it runs in the emulator and takes long."""
     if call.tensors[0].device.type != "cpu":
         yield
         return
-    instructions = warp_instructions(call)
+    instructions = warp_instructions(call, backward=backward)
     seconds = instructions / emulated_rate()
     if seconds < QUIET_SECONDS:
         yield
         return
     with progress_lines(lambda line: print(f"mxfp8fa: {line}", file=sys.stderr, flush=True)) as show:
         if show is not None:
+            what = "gradient of attention" if backward else "attention"
             show(
-                f"attention of {tuple(call.tensors[0].shape)} in the emulator: about {instructions / 1e6:.1f} million "
+                f"{what} of {tuple(call.tensors[0].shape)} in the emulator: about {instructions / 1e6:.1f} million "
                 f"warp-instructions, about {_duration(seconds)} (a GPU needs microseconds)"
             )
         yield
 
 
-def warp_instructions(call: Call) -> int:
-    """An estimate, from the tiles that the kernel visits."""
+def warp_instructions(call: Call, *, backward: bool = False) -> int:
+    """An estimate, from the tiles that the forward or the backward visits."""
     q, k, _ = call.tensors
     (batch, seqlen_q, num_heads_q, head_dim), seqlen_k = q.shape, k.shape[1]
     sequence = Sequence(0, 0, seqlen_q, 0, seqlen_k, call.causal)
     q_tiles = range(-(-seqlen_q // call.options.tile_m))
     tiles = sum(len(visited_kv_tiles(sequence, q_tile, call.options)) for q_tile in q_tiles)
+    if backward:
+        return batch * num_heads_q * tiles * BACKWARD_TILE_INSTRUCTIONS[head_dim]
     each = len(q_tiles) * QUERY_TILE_INSTRUCTIONS[head_dim] + tiles * TILE_INSTRUCTIONS[head_dim]
     return batch * num_heads_q * each
 

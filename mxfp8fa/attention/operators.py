@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from mxfp8fa.attention.checks import Call, check_call
+from mxfp8fa.attention.gradient import empty_gradients, keep, run_backward
 from mxfp8fa.attention.payloads import payloads
 from mxfp8fa.numerics.options import AttentionOptions
 
+_NO_PARTS: tuple[list[Any], ...] = ([], [], [])  # scales and axes of floats
 _options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
 
 
@@ -81,12 +83,57 @@ def _call(
     return check_call((q, k, v), scales, axes, softmax_scale, causal, _options_from(options))
 
 
-def _no_gradient(_ctx: Any, *_gradients: torch.Tensor) -> None:
-    raise NotImplementedError(
-        "flash_attn_func has no gradient yet: call it under torch.no_grad(), or detach its result. "
-        "mxfp8fa.numerics.attention_mxfp8_backward computes dQ, dK and dV in NumPy"
-    )
+@torch.library.custom_op("mxfp8fa::attention_backward", mutates_args=())
+def attention_backward(
+    do: torch.Tensor,
+    dlse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ, dK and dV of a call on floats: see `flash_attn_func`."""
+    call = _call(q, k, v, _NO_PARTS, _NO_PARTS, softmax_scale, causal, options)
+    return run_backward(call, o, lse, do, dlse)
 
 
-# Without this the operator would cut the graph in silence, and parameters before it would never learn.
-attention_forward.register_autograd(_no_gradient)
+@attention_backward.register_fake
+def _(
+    do: torch.Tensor,
+    dlse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Shapes and dtypes of the results."""
+    return empty_gradients(_call(q, k, v, _NO_PARTS, _NO_PARTS, softmax_scale, causal, options))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, *scales_and_axes, softmax_scale, causal, options = inputs
+    scales, axes = tuple(scales_and_axes[:3]), tuple(scales_and_axes[3:])
+    keep(ctx, _call(q, k, v, scales, axes, softmax_scale, causal, options), *output, softmax_scale)
+
+
+def _gradient(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any, ...]:
+    q, k, v, o, lse = ctx.saved_tensors
+    gradients = attention_backward(do, dlse, q, k, v, o, lse, *ctx.arguments)
+    return *gradients, *_NO_PARTS, *_NO_PARTS, None, None, None
+
+
+def _no_second_gradient(_ctx: Any, *_gradients: torch.Tensor) -> None:
+    raise NotImplementedError("flash_attn_func has no second derivative: its gradient cannot be differentiated")
+
+
+attention_forward.register_autograd(_gradient, setup_context=_keep)
+# Without this the operator would cut the graph in silence.
+attention_backward.register_autograd(_no_second_gradient)

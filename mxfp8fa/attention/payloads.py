@@ -25,6 +25,26 @@ def payloads(call: Call) -> tuple[list[MXOperand], torch.Tensor | None]:
     return operands, lse_shift
 
 
+def backward_payloads(call: Call) -> tuple[dict[str, MXOperand], torch.Tensor | None]:
+    """The operands of the backward of a call on floats, by its names, and what its lse has to be less (None: nothing)."""
+    options = call.options
+    square = options.resolved_qk_blocks(call.causal) == "square"
+    qk_axes = (1, 3) if square else (3,)
+    (q, k, v), lse_shift = call.tensors, None
+    if options.k_mean:
+        k, lse_shift = _remove_k_mean(call, qk_axes)
+
+    def payload(x: torch.Tensor, axes: tuple[int, ...]) -> MXOperand:
+        return quantize(x, axes=axes, rule=options.rule, tail="partial")
+
+    operands = {"q": payload(q, qk_axes), "k": payload(k, qk_axes)}
+    operands["v"] = payload(v, (3,) if options.resolved_grad_v_blocks == "1x32" else (1, 3))
+    if not square:
+        second_axes = (1, 3) if options.grad_qk_blocks == "square" else (1,)
+        operands |= {"q_second": payload(q, second_axes), "k_second": payload(k, second_axes)}
+    return operands, lse_shift
+
+
 def _remove_k_mean(call: Call, q_axes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """K less its mean over each sequence's tokens, and what this takes from lse: softmax_scale * q . mean(K)."""
     q, k, _ = call.tensors
