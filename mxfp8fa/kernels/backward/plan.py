@@ -61,7 +61,6 @@ from cutlass import cute
 from mxfp8fa.kernels.plan import Barrier, Barriers, Columns, TmemMap
 
 TILE_M, TILE_N = 128, 128  # queries, keys
-HEAD_DIMS = (64, 128)
 STAGES = 2  # of Q and of dO
 DQ_STAGES = 2  # parts of dQ on their way to global memory
 DQ_COLUMNS = 32  # of head_dim in such a part

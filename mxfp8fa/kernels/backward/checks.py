@@ -1,0 +1,107 @@
+"""What the backward accepts: decided from shapes, dtypes and blocks, before anything is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mxfp8fa.kernels.backward.plan import TILE_M
+from mxfp8fa.kernels.operands import MXOperand
+from mxfp8fa.kernels.supported import HEAD_DIMS
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+Q_SIDE = ("q", "q_second")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one call."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+
+    @property
+    def q_tiles(self) -> int:
+        """Tiles of 128 queries."""
+        return -(-self.seqlen_q // TILE_M)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no query meets a key."""
+        return 0 in (self.batch, self.seqlen_q, self.seqlen_k)
+
+
+def check_operands(operands: dict[str, MXOperand]) -> Shape:
+    """Shapes, formats, blocks and devices of the operands.
+
+    Raises:
+        ValueError: says which operand, what was given and what is allowed.
+    """
+    for name, x in operands.items():
+        if not isinstance(x, MXOperand):
+            raise ValueError(f"{name} is a {type(x).__name__}; allowed: an MXOperand")
+        if x.fmt != "e4m3" or len(x.shape) != 4:
+            raise ValueError(f"{name} is {x.fmt} of shape {x.shape}; allowed: e4m3 (B, S, H, D)")
+    q, k = operands["q"], operands["k"]
+    (batch, seqlen_q, heads_q, head_dim), (_, seqlen_k, heads_kv, _) = q.shape, k.shape
+    for name, x in operands.items():
+        expected = q.shape if name in Q_SIDE else (batch, seqlen_k, heads_kv, head_dim)
+        if x.shape != expected:
+            raise ValueError(f"{name} has shape {x.shape}; beside q {q.shape} and k {k.shape} it must be {expected}")
+        if x.codes.device != q.codes.device:
+            raise ValueError(f"{name} is on {x.codes.device} and q on {q.codes.device}; all must be on one device")
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"q has head_dim {head_dim}; allowed: {HEAD_DIMS}")
+    if heads_kv < 1 or heads_q % heads_kv:
+        raise ValueError(f"Hq = {heads_q} is not a multiple of Hkv = {heads_kv}")
+    _check_blocks(operands)
+    return Shape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim)
+
+
+def _check_blocks(operands: dict[str, MXOperand]) -> None:
+    if ("q_second" in operands) != ("k_second" in operands):
+        raise ValueError("q_second and k_second: give both or none of them")
+    for name in ("q", "k", "v"):
+        if 3 not in operands[name].axes:
+            raise ValueError(f"{name} has blocks along axes {operands[name].axes}; allowed: (3,) or (1, 3)")
+    for name, alone in (("q", "q_second"), ("k", "k_second")):
+        x = operands.get(alone, operands[name])
+        if 1 not in x.axes:
+            given = alone if alone in operands else name
+            raise ValueError(
+                f"{given} has blocks along axes {x.axes}, which do not serve products over tokens; allowed: (1, 3), or "
+                f"{alone} beside it with (1,) or (1, 3)"
+            )
+
+
+def check_rows(
+    shape: Shape,
+    o: torch.Tensor,
+    do: torch.Tensor,
+    lse: torch.Tensor,
+    dlse: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> None:
+    """Shapes and dtypes of O, dO and what there is one of per query.
+
+    Raises:
+        ValueError: says which, what was given and what is allowed.
+    """
+    like_q = (shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim)
+    like_lse = (shape.batch, shape.heads_q, shape.seqlen_q)
+    for name, x, expected, dtypes in (
+        ("o", o, like_q, FLOATS),
+        ("do", do, like_q, FLOATS),
+        ("lse", lse, like_lse, (torch.float32,)),
+        ("dlse", dlse, like_lse, (torch.float32,)),
+    ):
+        if x is not None and (tuple(x.shape) != expected or x.dtype not in dtypes):
+            allowed = " or ".join(map(str, dtypes))
+            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}; allowed: {allowed} {expected}")
+    if dtype not in FLOATS:
+        raise ValueError(f"dtype = {dtype}; allowed: {', '.join(map(str, FLOATS))}")
