@@ -31,6 +31,7 @@ ELEMENT_TYPES = {
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNMENT_BYTES = 16  # of every row: accesses of 16 bytes
 HOPPER = (9, 0)
+EMULATED_MULTIPROCESSORS = 1
 _TOKEN_AXIS = {2: 0, 3: 0, 4: 1}
 
 
@@ -146,6 +147,13 @@ def pointer(tensor: torch.Tensor | None, element_type: type[cutlass.Numeric] | N
         return None
     found = element_type or ELEMENT_TYPES[tensor.dtype]
     return make_ptr(found, tensor.data_ptr(), cute.AddressSpace.gmem, assumed_align=ALIGNMENT_BYTES)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """SMs that a persistent kernel may count on; few in the emulator, so that every CTA has several turns."""
+    if device.type == "cpu":
+        return EMULATED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def target_for(device: torch.device) -> str:

@@ -91,17 +91,14 @@ def fragment_scales(row: Row, rows: int, n: int, row_lanes: tuple[int, ...], blo
         blocks: what to make.
     """
     if blocks.last and blocks.token:
-        largest = [_largest([m for i in range(rows) for m in _magnitudes(row(i, b))]) for b in range(n)]
+        largest = [_largest([v for i in range(rows) for v in elements(row(i, b))]) for b in range(n)]
         codes = _over_lanes([_scale_code(m, blocks) for m in largest], (*COLUMN_LANES, *row_lanes))
         return Scales([codes] * rows, [codes] * VECTOR)
     if blocks.last:
-        flat = [_scale_code(_largest(_magnitudes(row(i, b))), blocks) for i in range(rows) for b in range(n)]
+        flat = [_scale_code(_largest(elements(row(i, b))), blocks) for i in range(rows) for b in range(n)]
         flat = _over_lanes(flat, COLUMN_LANES)
         return Scales([flat[i * n : (i + 1) * n] for i in range(rows)], None)
-    columns = [_magnitudes(row(0, b)) for b in range(n)]
-    for i in range(1, rows):
-        for b in range(n):
-            columns[b] = [cutlass.max(m, new) for m, new in zip(columns[b], _magnitudes(row(i, b)), strict=True)]
+    columns = [[_largest([row(i, b)[e] for i in range(rows)]) for e in range(VECTOR)] for b in range(n)]
     flat = _over_lanes([_scale_code(columns[b][e], blocks) for e in range(VECTOR) for b in range(n)], row_lanes)
     return Scales(None, [flat[e * n : (e + 1) * n] for e in range(VECTOR)])
 
@@ -117,20 +114,32 @@ def encode_row(values: Any, scales: Scales, i: int, b: int, blocks: Blocks) -> c
     return codes
 
 
-def _magnitudes(values: Any) -> list[cutlass.Int32]:
-    """|values| as integers: ordered like the magnitudes, NaN above infinity, so that a maximum propagates it."""
-    return [values[e].bitcast(cutlass.Int32) & int(FLOAT32_ABS_MASK) for e in range(VECTOR)]
-
-
-def _largest(values: list[cutlass.Int32]) -> cutlass.Int32:
-    largest = values[0]
+def _largest(values: list[cutlass.Float32]) -> cutlass.Float32:
+    """The largest magnitude; NaN if one is, as `numerics.quantize` has it."""
+    largest = _abs(values[0])
     for value in values[1:]:
-        largest = cutlass.max(largest, value)
+        largest = _max_nan(largest, _abs(value))
     return largest
 
 
-def _scale_code(bits: cutlass.Int32, blocks: Blocks) -> cutlass.Int32:
+def _abs(value: cutlass.Float32) -> cutlass.Float32:
+    return (value.bitcast(cutlass.Int32) & int(FLOAT32_ABS_MASK)).bitcast(cutlass.Float32)
+
+
+def _max_nan(a: cutlass.Float32, b: cutlass.Float32) -> cutlass.Float32:
+    return cute.arch.inline_ptx(
+        "max.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[cutlass.Float32], read_only_args=[a, b]
+    )
+
+
+def elements(values: Any) -> list[cutlass.Float32]:
+    """The 8 elements of a vector."""
+    return [values[e] for e in range(VECTOR)]
+
+
+def _scale_code(amax: cutlass.Float32, blocks: Blocks) -> cutlass.Int32:
     """Scale code of a block from the bits of its largest magnitude (`numerics.scale_rules`)."""
+    bits = amax.bitcast(cutlass.Int32)
     code = ((bits + blocks.carry) >> FLOAT32_MANTISSA_BITS) - blocks.max_exponent
     return select(bits < int(FLOAT32_INF_BITS), cutlass.max(code, 0), cutlass.Int32(SCALE_NAN))
 

@@ -16,6 +16,7 @@ from mxfp8fa.kernels.producers.data import (
     empty_operand,
     launch,
     make_blocks,
+    multiprocessors,
     pointer,
     sizes_and_strides,
     tokens_of,
@@ -95,8 +96,9 @@ def rmsnorm_quantize(
             *map(pointer, (*scales, y, rstd, tokens.table)),
             *sizes_and_strides(source, tokens),
             cutlass.Float32(eps),
+            cutlass.Int32(multiprocessors(x.device)),
             device=x.device,
-            constants=(blocks, rmsnorm_kernel.shape_for(columns)),
+            constants=(blocks, rmsnorm_kernel.shape_for(columns, x.element_size())),
             memory=(source, factors, operand.codes, *scales, y, rstd, tokens.table),
         )
     return Normalized(operand, rstd, y)

@@ -1,17 +1,16 @@
 """RMSNorm and quantize: y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps), straight to codes and scales.
 
 A row has to be seen to its end before its first code can be made, and blocks along the tokens need 32 rows at once: 32
-rows of 8,192 are 512 KiB, more than an SM holds. So a cluster of up to eight CTAs shares 32 tokens. Each keeps up to
-1,024 columns of them in shared memory, the sums of squares meet there as well, every CTA telling every other, and x is
-read once from global memory.
+rows of 8,192 are 512 KiB, more than an SM holds. So a cluster of up to eight CTAs shares 32 tokens, x is read once, and
+sums of squares meet in shared memory, every CTA telling every other.
 
     load 32 x 64 a warp -> squares: thread, warp (shuffles), CTA (shared memory), cluster -> rstd -> y -> `fragment`
 
-Registers would be the obvious place for x. But y is needed twice, for the maxima and for the codes, and the compiler
-keeps what it has computed: 64 float32 a thread, twice the size of BF16, and two CTAs no longer fit on an SM. A thread
-reads its own part of x back instead, once for each, and multiplies again.
+Loading, adding up and quantizing follow each other, so memory would rest most of the time. CTAs stay on their SM, and
+while one quantizes 32 tokens, the next are on their way (cp.async). A thread copies what it alone will read, so this
+pipeline needs no barrier; the sums need two, one in the CTA and one in the cluster.
 
-Scales go out byte by byte: the four groups of 32 tokens that share an atom are different clusters. CTAs whose tokens
+Scales go out byte by byte: the four groups of 32 tokens that share an atom are different clusters. Groups whose tokens
 do not exist write the zeros of their part of the padding.
 
 Constraints: as for `quantize_kernel`; rows of at most 8,192.
@@ -21,43 +20,58 @@ from typing import NamedTuple
 
 import cutlass
 from cutlass import cute, memory
+from cutlass.cute.nvgpu.cpasync import CopyG2SOp, LoadCacheMode
 
 from mxfp8fa.kernels.producers.atoms import LINE
-from mxfp8fa.kernels.producers.fragment import VECTOR, Blocks, Row, Scales, encode_row, fragment_scales, select
+from mxfp8fa.kernels.producers.fragment import VECTOR, Blocks, Scales, encode_row, fragment_scales, select
 from mxfp8fa.kernels.producers.quantize_kernel import (
     ROW_LANES,
     ROWS,
     TILE_COLUMNS,
     TILE_TOKENS,
     WARP_COLUMNS,
-    load_rows,
     store_row,
     tile_tokens,
 )
 from mxfp8fa.layouts import ATOM_BYTES
 from mxfp8fa.numerics.mx_tensor import BLOCK
 
-CTA_COLUMNS = 1024
-THREADS_OF_SM = 1024  # at least, at 64 registers each
-SMEM_PERCENT = 100  # of the memory that is both L1 and shared memory
+CTA_COLUMNS = 512  # where eight CTAs suffice; two CTAs an SM wait for each other's barriers less
 MAX_CLUSTER = 8  # portable (CUDA C++ Programming Guide, "Thread Block Clusters")
-MAX_COLUMNS = CTA_COLUMNS * MAX_CLUSTER
-MAX_WARPS = CTA_COLUMNS // WARP_COLUMNS
+MAX_COLUMNS = 8192
 BLOCKS_OF_TILE = TILE_TOKENS // BLOCK
 COLUMN_LANES = (1, 2, 4)  # distances of the lanes that share a token
+SM_THREADS = 512  # at least, at up to 128 registers each
+SM_STAGE_BYTES = 208 * 1024  # of shared memory, for the stages of all CTAs of an SM
+MAX_STAGES = 3
+SMEM_PERCENT = 100  # of the memory that is both L1 and shared memory
 
 
 class Shape(NamedTuple):
-    """How a row is shared out; what a kernel is compiled for."""
+    """How rows are shared out; what a kernel is compiled for."""
 
-    cluster: int  # CTAs
+    cluster: int  # CTAs that share a row
     warps: int  # of a CTA
+    stages: int  # groups of 32 tokens that a CTA holds: one in work, the others on their way
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return 32 * self.warps
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """That fit beside each other."""
+        return max(1, SM_THREADS // self.threads)
 
 
-def shape_for(columns: int) -> Shape:
-    """The fewest CTAs, 1, 2, 4 or 8, that hold a row of so many columns, each with whole atoms of it."""
-    cluster = next(size for size in (1, 2, 4, 8) if columns <= CTA_COLUMNS * size)
-    return Shape(cluster, -(-columns // (cluster * TILE_COLUMNS)) * (TILE_COLUMNS // WARP_COLUMNS))
+def shape_for(columns: int, element_bytes: int) -> Shape:
+    """The CTAs, 1, 2, 4 or 8, that share a row of so many columns, each with whole atoms of it."""
+    cluster = next((size for size in (1, 2, 4) if columns <= CTA_COLUMNS * size), MAX_CLUSTER)
+    warps = -(-columns // (cluster * TILE_COLUMNS)) * (TILE_COLUMNS // WARP_COLUMNS)
+    shape = Shape(cluster, warps, 1)
+    stage_bytes = BLOCK * WARP_COLUMNS * warps * element_bytes
+    return shape._replace(stages=max(1, min(MAX_STAGES, SM_STAGE_BYTES // (shape.ctas_per_sm * stage_bytes))))
 
 
 @cute.jit
@@ -73,11 +87,12 @@ def rmsnorm_quantize(
     sizes: tuple[cutlass.Int32, ...],
     strides: tuple[cutlass.Int64, ...],
     eps: cutlass.Float32,
+    multiprocessors: cutlass.Int32,
     stream: object,
     blocks: cutlass.Constexpr[Blocks],
     shape: cutlass.Constexpr[Shape],
 ) -> None:
-    """Launch a cluster per 32 tokens of a head.
+    """Launch as many clusters as fit on the GPU beside each other; each takes every so manieth group of 32 tokens.
 
     Args:
         pX: first element of the data.
@@ -91,19 +106,23 @@ def rmsnorm_quantize(
         sizes: batches, tokens of one, heads, head dimension, token tiles of a batch.
         strides: of the data, in elements: batch, token, head.
         eps: added to the mean.
+        multiprocessors: of the GPU.
         stream: CUDA stream.
         blocks: what to make.
         shape: how a row is shared out.
     """
     batches, _, heads, _, tiles = sizes
+    clusters = cutlass.min(
+        batches * tiles * BLOCKS_OF_TILE * heads, cutlass.max(multiprocessors * shape.ctas_per_sm // shape.cluster, 1)
+    )
     rmsnorm_quantize_kernel(
         pX, pWeight, pCodes, pTokens, pHeadDim, pY, pRstd, pTiles, sizes, strides, eps, blocks, shape
     ).launch(
-        grid=(batches * tiles * BLOCKS_OF_TILE * heads * shape.cluster, 1, 1),
-        block=(32 * shape.warps, 1, 1),
+        grid=(clusters * shape.cluster, 1, 1),
+        block=(shape.threads, 1, 1),
         cluster=(shape.cluster, 1, 1),
         stream=stream,
-        min_blocks_per_mp=THREADS_OF_SM // (32 * shape.warps),
+        min_blocks_per_mp=shape.ctas_per_sm,
         preferred_smem_carveout=SMEM_PERCENT,
     )
 
@@ -124,106 +143,164 @@ def rmsnorm_quantize_kernel(
     blocks: cutlass.Constexpr[Blocks],
     shape: cutlass.Constexpr[Shape],
 ) -> None:
-    """One CTA: 32 tokens by its part of the columns."""
-    if cutlass.const_expr(shape.cluster > 1):
-        cute.arch.cluster_arrive_relaxed()  # waited for before another CTA's memory is written
+    """One CTA: its part of the columns, group after group of 32 tokens."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    rank, index = cta % shape.cluster, cta // shape.cluster
-    _, seqlen, heads, head_dim, tiles = sizes
-    head, token_block = index % heads, index // heads % BLOCKS_OF_TILE
-    batch_tile = index // (heads * BLOCKS_OF_TILE)
-    batch, tile = batch_tile // tiles, batch_tile % tiles
-    tile_first, tile_count = tile_tokens(pTiles, tile, seqlen)
-    first, tokens = tile_first + BLOCK * token_block, tile_count - BLOCK * token_block
-
+    ctas, _, _ = cute.arch.grid_dim()
+    rank, first_group, clusters = cta % shape.cluster, cta // shape.cluster, ctas // shape.cluster
+    batches, seqlen, heads, head_dim, tiles = sizes
+    groups = batches * tiles * BLOCKS_OF_TILE * heads
     lane, warp = thread % 32, thread // 32
     column = WARP_COLUMNS * (shape.warps * rank + warp) + VECTOR * (lane % 8)
     inside = column < head_dim
+    at = cutlass.min(column, head_dim - VECTOR)
     across = cute.ceil_div(head_dim, TILE_COLUMNS)
-    head_index = cutlass.Int64(batch * heads + head)
-    atoms = (
-        (head_index * tiles + tile) * across + column // TILE_COLUMNS,
-        (head_index * across + column // TILE_COLUMNS) * tiles + tile,
-    )
-    if tokens > 0:
-        batch_stride, token_stride, head_stride = strides
-        at = cutlass.min(column, head_dim - VECTOR)
-        source = batch * batch_stride + first * token_stride + head * head_stride + at
-        raw = load_rows(pX, source, token_stride, lane // 8, tokens)
-        sX, rstd = keep_and_sum(raw, inside, head_dim, eps, thread, rank, shape)
+    weight = cute.make_rmem_tensor(VECTOR, pWeight.dtype)
+    cute.autovec_copy(cute.make_tensor(pWeight + cute.assume(at, divby=VECTOR), VECTOR), weight)
+    storage = allocate(pX.dtype, shape)
+    sX = storage[0]
+
+    if cutlass.const_expr(shape.cluster > 1):
+        cute.arch.cluster_arrive()  # so that all CTAs are there when the first writes into another's memory
+        cute.arch.cluster_wait()
+    for ahead in cutlass.range_constexpr(shape.stages - 1):
+        load_group(pX, pTiles, first_group + ahead * clusters, groups, sizes, strides, at, sX[None, None, thread, ahead])
+    turn = cutlass.Int32(0)
+    for group in cutlass.range(first_group, groups, clusters, unroll=1):
+        next_sX = sX[None, None, thread, (turn + shape.stages - 1) % shape.stages]
+        load_group(pX, pTiles, group + (shape.stages - 1) * clusters, groups, sizes, strides, at, next_sX)
+        cute.arch.cp_async_wait_group(shape.stages - 1)
+        x = rows_of(sX[None, None, thread, turn % shape.stages])
+        rstd = reciprocal_rms(x, storage, inside, head_dim, eps, rank, turn, shape)
+
+        batch, head, tile, token_block, first, tokens = place(group, pTiles, sizes)
         row = (cutlass.Int64(batch) * seqlen + first) * heads + head
         if rank == 0 and warp == 0 and lane < tokens:
             cute.make_tensor(pRstd + (row + lane * heads), 1)[0] = rstd
-        weight = cute.make_rmem_tensor(VECTOR, pWeight.dtype)
-        cute.autovec_copy(cute.make_tensor(pWeight + cute.assume(at, divby=VECTOR), VECTOR), weight)
-        of_row = [cute.arch.shuffle_sync(rstd, offset=lane // 8 + 4 * i) for i in range(ROWS)]
-        y = scaled_rows(sX, of_row, weight.load().to(cutlass.Float32), thread)
-        scales = fragment_scales(y, ROWS, 1, ROW_LANES, blocks)
-        cute.arch.sync_warp()  # nobody else writes sX; this only makes the compiler read it again
+        y = scaled_rows(x, rstd, weight.load().to(cutlass.Float32), lane)
+        scales = fragment_scales(lambda i, _, y=y: y[i], ROWS, 1, ROW_LANES, blocks)
         store(y, scales, (pCodes, pY), row * head_dim + column, heads * head_dim, inside, tokens, blocks)
         if column < across * TILE_COLUMNS:
+            head_index = cutlass.Int64(batch * heads + head)
+            atoms = (
+                (head_index * tiles + tile) * across + column // TILE_COLUMNS,
+                (head_index * across + column // TILE_COLUMNS) * tiles + tile,
+            )
             store_scales((pTokens, pHeadDim), scales, atoms, column, token_block, inside, tokens)
-    else:
-        if cutlass.const_expr(shape.cluster > 1):
-            cute.arch.cluster_wait()
-        if column < across * TILE_COLUMNS:
-            zero = [[cutlass.Int32(0)]] * VECTOR
-            padding = Scales(zero if blocks.last else None, zero if blocks.token else None)
-            store_scales((pTokens, pHeadDim), padding, atoms, column, token_block, inside, tokens)
+        turn += 1
 
 
 rmsnorm_quantize_kernel.set_name_prefix("rmsnorm_quantize", remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
+def allocate(element_type: type[cutlass.Numeric], shape: Shape) -> tuple[cute.Tensor, ...]:
+    """Shared memory of a CTA.
+
+    Returns:
+        x, (8, rows, threads, stages), of which a thread writes and reads its own; sums of squares of 32 tokens by warp, and
+        by CTA of the cluster, in two copies for even and odd turns.
+    """
+    smem = memory.SmemAllocator()
+    threads = shape.threads
+    kept = cute.make_layout(
+        (VECTOR, ROWS, threads, shape.stages), stride=(1, VECTOR * threads, VECTOR, VECTOR * ROWS * threads)
+    )
+    return (
+        smem.allocate_tensor(element_type, kept, byte_alignment=128),
+        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.warps)), byte_alignment=128),
+        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.cluster, 2)), byte_alignment=128),
+    )
+
+
 @cute.jit
-def keep_and_sum(
-    raw: cute.Tensor,
+def place(group: cutlass.Int32, pTiles: cute.Pointer | None, sizes: tuple[cutlass.Int32, ...]) -> tuple:
+    """Batch, head, tile, which 32 of its 128 tokens, their first token in the batch, and how many exist (maybe < 1)."""
+    _, seqlen, heads, _, tiles = sizes
+    head, token_block = group % heads, group // heads % BLOCKS_OF_TILE
+    batch_tile = group // (heads * BLOCKS_OF_TILE)
+    batch, tile = batch_tile // tiles, batch_tile % tiles
+    first, tokens = tile_tokens(pTiles, tile, seqlen)
+    return batch, head, tile, token_block, first + BLOCK * token_block, tokens - BLOCK * token_block
+
+
+@cute.jit
+def load_group(
+    pX: cute.Pointer,
+    pTiles: cute.Pointer | None,
+    group: cutlass.Int32,
+    groups: cutlass.Int32,
+    sizes: tuple[cutlass.Int32, ...],
+    strides: tuple[cutlass.Int64, ...],
+    column: cutlass.Int32,
+    sX: cute.Tensor,
+) -> None:
+    """Start copying the thread's part of a group, (8, rows): every fourth token, the tile's last one for all beyond.
+
+    Beyond the last group nothing is copied, but the empty batch of copies counts all the same.
+    """
+    if group < groups:
+        batch, head, _, _, first, tokens = place(group, pTiles, sizes)
+        batch_stride, token_stride, head_stride = strides
+        source = batch * batch_stride + first * token_stride + head * head_stride + column
+        copy = cute.make_copy_atom(CopyG2SOp(LoadCacheMode.GLOBAL), pX.dtype, num_bits_per_copy=128)
+        vector = 128 // pX.dtype.width
+        layout = cute.make_layout((vector, VECTOR // vector))
+        for i in cutlass.range_constexpr(ROWS):
+            row = cutlass.min(cute.arch.lane_idx() // 8 + 4 * i, tokens - 1)
+            offset = cute.assume(source + row * token_stride, divby=vector)
+            cute.copy(copy, cute.make_tensor(pX + offset, layout), cute.make_tensor(sX[None, i].iterator, layout))
+    cute.arch.cp_async_commit_group()
+
+
+def rows_of(sX: cute.Tensor) -> list[cute.TensorSSA]:
+    """The thread's part of x as float32, row by row."""
+    rows = []
+    for i in range(ROWS):
+        raw = cute.make_rmem_tensor(VECTOR, sX.element_type)
+        cute.autovec_copy(sX[None, i], raw)
+        rows.append(raw.load().to(cutlass.Float32))
+    return rows
+
+
+@cute.jit
+def reciprocal_rms(
+    x: cutlass.Constexpr,
+    storage: tuple,
     inside: cutlass.Boolean,
     head_dim: cutlass.Int32,
     eps: cutlass.Float32,
-    thread: cutlass.Int32,
     rank: cutlass.Int32,
+    turn: cutlass.Int32,
     shape: cutlass.Constexpr[Shape],
-) -> tuple[cute.Tensor, cutlass.Float32]:
-    """Put the thread's part of x into shared memory, and add up squares with all threads of the cluster.
+) -> cutlass.Float32:
+    """rstd of token `lane`, from the parts of its row that all threads of the cluster hold.
 
     Args:
-        raw: the thread's part of x, (8, rows).
-        inside: whether its columns exist.
+        x: the thread's rows.
+        storage: shared memory of the CTA (`allocate`).
+        inside: whether the thread's columns exist.
         head_dim: length of a row.
         eps: added to the mean.
-        thread: in the CTA.
         rank: of the CTA in its cluster.
-        shape: how a row is shared out.
-
-    Returns:
-        x in shared memory, (8, rows, threads), of which each thread reads its own; and rstd of token `thread % 32`.
+        turn: counts the groups of the CTA.
+        shape: how rows are shared out.
     """
+    _, sOfWarp, sOfCta = storage
+    thread, _, _ = cute.arch.thread_idx()
     lane, warp = thread % 32, thread // 32
-    smem = memory.SmemAllocator()
-    sOfWarp = smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.warps)), byte_alignment=128)
-    sOfCta = smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.cluster)), byte_alignment=128)
-    threads = 32 * shape.warps
-    kept = cute.make_layout((VECTOR, ROWS, threads), stride=(1, VECTOR * threads, VECTOR))
-    sX = smem.allocate_tensor(raw.element_type, kept, byte_alignment=128)
     for i in cutlass.range_constexpr(ROWS):
-        cute.autovec_copy(raw[None, i], sX[None, i, thread])
-        total = sum_of_squares(raw[None, i].load().to(cutlass.Float32))
-        total = select(inside, total, cutlass.Float32(0))
+        total = select(inside, sum_of_squares(x[i]), cutlass.Float32(0))
         for distance in COLUMN_LANES:
             total += cute.arch.shuffle_sync_bfly(total, offset=distance)
         if lane % 8 == 0:
             sOfWarp[lane // 8 + 4 * i, warp] = total
     cute.arch.sync_threads()
-    if cutlass.const_expr(shape.cluster > 1):
-        cute.arch.cluster_wait()
     if warp == 0:
         total = sOfWarp[lane, 0]
         for other in cutlass.range_constexpr(1, shape.warps):
             total += sOfWarp[lane, other]
+        target = sOfCta.iterator + (lane + BLOCK * (rank + shape.cluster * (turn % 2)))
         for peer in cutlass.range_constexpr(shape.cluster):
-            target = sOfCta.iterator + (lane + BLOCK * rank)
             if cutlass.const_expr(shape.cluster > 1):
                 store_to_peer(cute.arch.map_dsmem_ptr(target, peer), total)
             else:
@@ -233,10 +310,10 @@ def keep_and_sum(
         cute.arch.cluster_wait()
     else:
         cute.arch.sync_threads()
-    total = sOfCta[lane, 0]
+    total = sOfCta[lane, 0, turn % 2]
     for other in cutlass.range_constexpr(1, shape.cluster):
-        total += sOfCta[lane, other]
-    return sX, cute.math.rsqrt(total / cutlass.Float32(head_dim) + eps)
+        total += sOfCta[lane, other, turn % 2]
+    return cute.math.rsqrt(total / cutlass.Float32(head_dim) + eps)
 
 
 def store_to_peer(target: cute.Pointer, value: cutlass.Float32) -> None:
@@ -252,20 +329,16 @@ def sum_of_squares(x: cute.TensorSSA) -> cutlass.Float32:
     return total
 
 
-def scaled_rows(sX: cute.Tensor, rstd: list[cutlass.Float32], weight: cute.TensorSSA, thread: cutlass.Int32) -> Row:
-    """y = (x * rstd) * weight in float32, rounded after each product, row by row as `fragment` asks for it."""
-
-    def row(i: int, _: int) -> cute.TensorSSA:
-        raw = cute.make_rmem_tensor(VECTOR, sX.element_type)
-        cute.autovec_copy(sX[None, i, thread], raw)
-        return raw.load().to(cutlass.Float32) * rstd[i] * weight
-
-    return row
+def scaled_rows(
+    x: list[cute.TensorSSA], rstd: cutlass.Float32, weight: cute.TensorSSA, lane: cutlass.Int32
+) -> list[cute.TensorSSA]:
+    """y = (x * rstd) * weight in float32, rounded after each product; rstd is that of token `lane`."""
+    return [x[i] * cute.arch.shuffle_sync(rstd, offset=lane // 8 + 4 * i) * weight for i in range(ROWS)]
 
 
 @cute.jit
 def store(
-    y: cutlass.Constexpr[Row],
+    y: cutlass.Constexpr,
     scales: cutlass.Constexpr[Scales],
     targets: tuple,
     element: cutlass.Int64,
@@ -289,7 +362,7 @@ def store(
     pCodes, pY = targets
     for i in cutlass.range_constexpr(ROWS):
         token = cute.arch.lane_idx() // 8 + 4 * i
-        values = y(i, 0)
+        values = y[i]
         codes = encode_row(values, scales, i, 0, blocks)
         if inside and token < tokens:
             store_row(codes, pCodes, element + cutlass.Int64(token) * stride)
@@ -322,15 +395,15 @@ def store_scales(
     """
     lane = cute.arch.lane_idx()
     block = column // BLOCK % 4
-    if cutlass.const_expr(targets[0] is not None):
-        if lane % 4 == 0:  # noqa: SIM102 (one condition is compiled in, the other is not)
+    if cutlass.const_expr(targets[0] is not None):  # noqa: SIM102 (compiled in, unlike the other condition)
+        if lane % 4 == 0:
             gAtom = cute.make_tensor(targets[0] + atoms[0] * ATOM_BYTES, ATOM_BYTES)
             for i in cutlass.range_constexpr(ROWS):
                 token = lane // 8 + 4 * i
                 code = select(inside and token < tokens, scales.of_row[i][0], cutlass.Int32(0))
                 gAtom[LINE * token + 4 * token_block + block] = code.to(cutlass.Uint8)
-    if cutlass.const_expr(targets[1] is not None):
-        if lane < 8:  # noqa: SIM102
+    if cutlass.const_expr(targets[1] is not None):  # noqa: SIM102
+        if lane < 8:
             gAtom = cute.make_tensor(targets[1] + atoms[1] * ATOM_BYTES, ATOM_BYTES)
             for e in cutlass.range_constexpr(VECTOR):
                 code = select(inside and tokens > 0, scales.of_column[e][0], cutlass.Int32(0))
