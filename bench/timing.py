@@ -70,7 +70,9 @@ class Recordings:
         short = short_shape(shape, source.tiling, steps=CHECK_STEPS, tiles=1)
 
         def record() -> object:
-            return main_launch(Library().record(partial(source.load, short), source.tiling.cluster)[1])
+            library = Library()
+            _, launches = library.record(partial(source.load, short), source.tiling.cluster)
+            return library.replay(main_launch(launches))
 
         return simulate(self._kept(f"{variant} {CHECK_STEPS} steps".replace(" ", "_"), record)).cycles
 

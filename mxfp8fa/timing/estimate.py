@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 from mxfp8fa.emulator import active
+from mxfp8fa.emulator.machine.program import load_program
 from mxfp8fa.emulator.names import Names
 from mxfp8fa.timing.binary import binaries_of
 from mxfp8fa.timing.chip import ChipTime, Increments, on_chip
@@ -14,7 +16,7 @@ from mxfp8fa.timing.compilations import compilations
 from mxfp8fa.timing.paths import Replay, replay
 from mxfp8fa.timing.programs import Program, Source, Tiling
 from mxfp8fa.timing.rates import Rates, uncertain
-from mxfp8fa.timing.record import Recorder
+from mxfp8fa.timing.record import LaunchRecord, Recorder
 from mxfp8fa.timing.sass import Function
 from mxfp8fa.timing.shapes import AttentionShape
 from mxfp8fa.timing.simulate import Timeline, simulate
@@ -96,13 +98,15 @@ def spread(changes: dict[str, tuple[float, float]]) -> tuple[float, float]:
 
 
 class Library:
-    """Runs programs, and keeps the SASS of what was compiled: a kernel compiles once and is run at several shapes."""
+    """Runs programs, and knows the SASS of what was compiled: a kernel compiles once and is run at several shapes.
 
-    def __init__(self) -> None:
-        self._functions: dict[str, Function] = {}
+    What one library has compiled all know, because libraries under test keep their compiled functions for a whole process.
+    """
 
-    def record(self, load: Callable[[], Program], sm_count: int) -> tuple[Program, list[Replay]]:
-        """Run a program in the emulator; its launches as SASS."""
+    _functions: ClassVar[dict[tuple[str, int], Function]] = {}
+
+    def record(self, load: Callable[[], Program], sm_count: int) -> tuple[Program, list[LaunchRecord]]:
+        """Run a program in the emulator."""
         from mxfp8fa.emulator import host
 
         recorder = Recorder()
@@ -111,14 +115,19 @@ class Library:
             with active(trace=recorder, allow=program.memory, sm_count=sm_count):
                 program.call()
         for each in compiled:
-            self._functions |= {name: b.function for name, b in binaries_of(each.compiled).items()}
-        return program, [replay(self._functions[launch.kernel], launch) for launch in recorder.finish()]
+            for name, binary in binaries_of(each.compiled).items():
+                self._functions[name, len(load_program(binary.ptx, name).instructions)] = binary.function
+        return program, recorder.finish()
+
+    def replay(self, launch: LaunchRecord) -> Replay:
+        """A launch as SASS."""
+        return replay(self._functions[launch.kernel, launch.ptx_instructions], launch)
 
 
-def main_launch(replays: list[Replay]) -> Replay:
+def main_launch(launches: list[LaunchRecord]) -> LaunchRecord:
     """The last launch that uses the tensor core."""
-    products = [r for r in replays if any(o.what == "tcgen05.mma" for o in r.record.operations)]
-    return (products or replays)[-1]
+    products = [launch for launch in launches if any(o.what == "tcgen05.mma" for o in launch.operations)]
+    return (products or launches)[-1]
 
 
 def short_shape(shape: AttentionShape, tiling: Tiling, *, steps: int, tiles: int) -> AttentionShape:
@@ -146,6 +155,6 @@ def kernel(source: Source, shape: AttentionShape, library: Library | None = None
     runs = []
     for tiles, steps in plan:
         short = short_shape(shape, tiling, steps=steps, tiles=tiles)
-        program, replays = library.record(partial(source.load, short), tiling.cluster)
-        runs.append(Run(tiles, tiles * steps, main_launch(replays), program.names))
+        program, launches = library.record(partial(source.load, short), tiling.cluster)
+        runs.append(Run(tiles, tiles * steps, library.replay(main_launch(launches)), program.names))
     return Kernel(source.name, tiling, tuple(runs))

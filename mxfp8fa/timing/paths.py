@@ -30,6 +30,8 @@ _CARRIERS = {
 _RARE_COST = 1000  # of a branch rarely taken, and of SASS whose PTX line no warp executed (the compiler moves code)
 _WALL_COST = 10_000_000  # more than the longest path
 _SHORT_BLOCK = 4
+_DETOUR = 8  # a way that is longer by less is not told apart
+_PTX_PER_SASS = 1.3  # packing and unpacking moves, which the compiler drops
 _PINNED = {Unit.LSU, Unit.TMEM, Unit.TENSOR}
 
 
@@ -126,7 +128,8 @@ class _Finder:
             1 if not x.ptx_line or record.ptx_counts.get(x.ptx_line) else _RARE_COST for x in function.instructions
         ]
         self.rare = self._rare_edges(record)
-        self._known: dict[tuple[int, int], Found | None] = {}
+        self.shortcuts = self._shortcuts()
+        self._known: dict[tuple[int, int], list[Found]] = {}
 
     def _rare_edges(self, record: LaunchRecord) -> set[tuple[int, int]]:
         """Branches that fewer than half of the warps took, as far as the emulator's counts of PTX lines tell."""
@@ -151,7 +154,8 @@ class _Finder:
         for block in self.graph.blocks:
             pinned = [i for i in block.instructions if unit_of(i) in _PINNED]
             lines = [i.ptx_line for i in pinned or block.instructions if i.ptx_line]
-            counts.append(statistics.median([record.ptx_counts.get(line, 0) for line in lines] or [0]))
+            executed = [n for line in lines if (n := record.ptx_counts.get(line, 0))]
+            counts.append(statistics.median(executed or [0]))
         for block in self.graph.blocks:
             leads = set(block.successors)
             if block.number in self.retries or (leads and leads <= self.retries):
@@ -188,14 +192,27 @@ class _Finder:
         short = [s for s in near if len(self.graph.blocks[s].instructions) <= _SHORT_BLOCK]
         return near + [far for s in short for far in self.graph.blocks[s].successors]
 
-    def path(self, start: int, line: int) -> Found | None:
-        """Instructions after `start` up to the next carrier of a PTX line; line 0: to the end of the kernel."""
+    def _shortcuts(self) -> set[tuple[int, int]]:
+        """Branches forward past a block that nobody else enters."""
+        past = set()
+        for block in self.graph.blocks:
+            for side, other in itertools.permutations(block.successors, 2):
+                if other > block.number and len(self.graph.blocks[side].predecessors) == 1 and side not in self.retries:
+                    past.add((self.index[block.instructions[-1].address], self._first(other)))
+        return past
+
+    def paths(self, start: int, line: int) -> list[Found]:
+        """Ways from `start` to the next carrier of a PTX line (0: to the end of the kernel).
+
+        The usual one first, then the one with every detour.
+        """
         key = (start, line)
         if key not in self._known:
-            self._known[key] = self._search(start, line)
+            ways = [self._search(start, line, avoided) for avoided in (self.rare, self.shortcuts)]
+            self._known[key] = [way for i, way in enumerate(ways) if way is not None and (i == 0 or way != ways[0])]
         return self._known[key]
 
-    def _search(self, start: int, line: int) -> Found | None:
+    def _search(self, start: int, line: int, avoided: set[tuple[int, int]]) -> Found | None:
         goals = self.by_line.get(line, set()) if line else {i for i, x in enumerate(self.code) if x.mnemonic == "EXIT"}
         passable = {i for i in self.walls if start >= 0 and self.lines[i] == self.lines.get(start)}
         queue = [(1, s, -1) for s in (self.after[start] if start >= 0 else (0,))]
@@ -210,7 +227,7 @@ class _Finder:
             cost += _WALL_COST if here in self.walls and here not in passable else 0
             for following in self.after[here]:
                 if following not in came:
-                    extra = _RARE_COST if (here, following) in self.rare else 0
+                    extra = _RARE_COST if (here, following) in avoided else 0
                     heapq.heappush(queue, (cost + self.price[following] + extra, following, here))
         return None
 
@@ -230,17 +247,31 @@ def replay(function: Function, record: LaunchRecord) -> Replay:
 
 
 def _walk(finder: _Finder, warp: WarpRecord) -> WarpPath:
-    path, here = WarpPath(warp), -1
+    path, here, executed = WarpPath(warp), -1, 0
     for anchor in warp.anchors:
         if anchor.ptx_line in finder.by_line:
-            step = finder.path(here, anchor.ptx_line)
-            if step is not None:
-                path.code += step.places
-                path.forced += step.walls
-                here = step.places[-1]
+            way = _choose(finder.paths(here, anchor.ptx_line), anchor.executed - executed)
+            executed = anchor.executed
+            if way is not None:
+                path.code += way.places
+                path.forced += way.walls
+                here = way.places[-1]
             else:
                 path.lost += 1
         path.anchors.setdefault(max(len(path.code) - 1, 0), []).append(anchor)
-    end = finder.path(here, 0)
+    end = _choose(finder.paths(here, 0), 0)
     path.code += end.places if end is not None else []
     return path
+
+
+def _choose(ways: list[Found], executed: int) -> Found | None:
+    """The usual way, unless another one is closer in length to the PTX instructions that the warp executed.
+
+    SASS has fewer instructions than PTX, and of two ways the emulator's count tells which was taken: by more than a branch.
+    """
+    if len(ways) < 2 or not executed:
+        return ways[0] if ways else None
+    usual, other = ways
+    if other.walls > usual.walls or len(other.places) < len(usual.places) + _DETOUR:
+        return usual
+    return other if executed > (len(usual.places) + len(other.places)) / 2 * _PTX_PER_SASS else usual

@@ -36,9 +36,11 @@ class Anchor:
         waits: phases that must be complete before it is.
         operations: numbers of the asynchronous operations that it starts.
         waits_for: numbers of operations that must be complete before it is.
+        executed: PTX instructions that the warp had executed until here.
     """
 
     ptx_line: int
+    executed: int = 0
     arrives: list[Phase] = field(default_factory=list)
     waits: list[Phase] = field(default_factory=list)
     operations: list[int] = field(default_factory=list)
@@ -97,6 +99,7 @@ class LaunchRecord:
 
     Attributes:
         kernel: name of the entry point.
+        ptx_instructions: of the kernel; tells kernels of one name apart.
         grid, block, cluster: shapes.
         smem_bytes: dynamic shared memory of a CTA.
         warps: by number.
@@ -112,6 +115,7 @@ class LaunchRecord:
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     smem_bytes: int
+    ptx_instructions: int
     warps: dict[int, WarpRecord] = field(default_factory=dict)
     ctas: dict[int, list[int]] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
@@ -147,9 +151,9 @@ class Recorder(Watch):
     def _open(self, machine: Machine) -> None:
         self._close()
         launch = machine.launch
-        self.launches.append(
-            LaunchRecord(machine.program.kernel.name, launch.grid, launch.block, launch.cluster, launch.smem_bytes)
-        )
+        program = machine.program
+        shapes = (launch.grid, launch.block, launch.cluster, launch.smem_bytes)
+        self.launches.append(LaunchRecord(program.kernel.name, *shapes, len(program.instructions)))
         self._machine, self._numbers, self._kept, self._published = machine, {}, [], {}
 
     def _close(self) -> None:
@@ -293,5 +297,5 @@ class Recorder(Watch):
             if last._stamp == stamp or last._missed or (waited is not None and arrived):
                 last._missed = last._missed and missed
                 return last
-        anchors.append(Anchor(line, _stamp=stamp, _missed=missed))
+        anchors.append(Anchor(line, warp.instructions + warp.executed, _stamp=stamp, _missed=missed))
         return anchors[-1]

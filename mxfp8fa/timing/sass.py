@@ -162,7 +162,7 @@ def _function(name: str, raws: list[_Raw], labels: dict[str, int]) -> Function:
 
 def _targets(raw: _Raw, labels: dict[str, int]) -> tuple[int, ...]:
     mnemonic = raw.opcode.partition(".")[0]
-    if mnemonic not in ("BRA", "BRX", "CALL", "BSSY", "JMX"):
+    if mnemonic not in ("BRA", "BRX", "CALL", "JMX"):  # BSSY only says where threads will meet
         return ()
     table = _TABLE.search(raw.operands)
     named = table[1].split(",") if table else _TARGET.findall(raw.operands)
