@@ -9,7 +9,6 @@ from mxfp8fa.numerics.options import DQ_SCALE_LOG2_RANGE, AttentionOptions
 HEAD_DIMS = (64, 128)
 FORWARD: dict[str, tuple[Any, ...]] = {
     "p_scale": ("constant",),
-    "exp": ("exact",),
     "sum_format": ("float32", "float16"),
     "tile_m": (128,),
     "tile_n": (128,),

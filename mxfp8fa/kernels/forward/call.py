@@ -130,7 +130,8 @@ def make_call(
         ctas = B200_SMS if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
     config = plan.Config(
         head_dim, OUT_DTYPES[out_dtype], causal, options.p_offset, options.rescale_threshold,
-        options.row_sum == "rounded", options.sum_format == "float16", options.polynomial_columns, interleave,
+        options.row_sum == "rounded", options.sum_format == "float16", options.polynomial_columns,
+        options.direct_columns, options.direct_bias, options.direct_codes == "subnormal", interleave,
     )  # fmt: skip
     if not o.numel() or not seqlen_k:
         return Call((), (config,), o, lse)

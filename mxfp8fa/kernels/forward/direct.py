@@ -14,8 +14,8 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from mxfp8fa.kernels.steps.step5_attention_tile import reference
-from mxfp8fa.numerics.softmax import E4M3_BIAS, REFERENCE_LIMIT_LOG2
+from mxfp8fa.kernels.forward.plan import Config
+from mxfp8fa.numerics.softmax import E4M3_BIAS
 
 CODES_PER_WORD = 4
 SHARE_PERIOD = 16  # direct and exact columns alternate with this period; the last ones of it are direct
@@ -28,46 +28,29 @@ HALF_LANES = 8
 def direct_words(
     row: cute.Tensor,
     words: cute.Tensor,
-    row_max: cutlass.Float32,
+    m: cutlass.Float32,
     scale_log2: cutlass.Float32,
-    p_offset: cutlass.Constexpr[int],
-    bias: cutlass.Constexpr[float],
-    columns: cutlass.Constexpr[int],
-    subnormal: cutlass.Constexpr[bool],
+    config: cutlass.Constexpr[Config],
 ) -> None:
-    """Direct codes of the last `columns` of every 16 scores, into their words.
+    """Direct codes of the last columns of every 16, into their words.
 
     Args:
-        row: (n,) masked scores; where the maximum is too large for one fma, less the maximum afterwards.
-        words: (n / 4,) Int32, four codes each; words of exact columns are left alone.
-        row_max: what scores are measured from.
+        row: (n,) masked scores.
+        words: (n / 4,) Int32, four codes each; words of other columns are left alone.
+        m: what scores are measured from, small enough for one fma.
         scale_log2: softmax_scale * log2(e).
-        p_offset: log2 of the factor on P.
-        bias: c of `AttentionOptions.direct_bias`.
-        columns: 4, 8, 12 or 16.
-        subnormal: the second sequence of the module's docstring instead of the first.
+        config: p_offset, and what is said of direct codes.
     """
-    unit = SUBNORMAL_UNIT if subnormal else 1.0
-    intercept = float(np.float32(GAIN) * (np.float32(E4M3_BIAS + bias) + np.float32(p_offset))) * unit
+    unit = SUBNORMAL_UNIT if config.subnormal else 1.0
+    at_zero = np.float32(E4M3_BIAS + config.direct_bias) + np.float32(config.p_offset)
     slope = scale_log2 * cutlass.Float32(GAIN * unit)
-    m = reference(row_max)
-    addend = cute.math.fma(-m, slope, cutlass.Float32(intercept))
-    if is_far(m, scale_log2):
-        row.store(row.load() - m)
-        addend = cutlass.Float32(intercept)
+    addend = cute.math.fma(-m, slope, cutlass.Float32(float(np.float32(GAIN) * at_zero) * unit))
     for word in cutlass.range_constexpr(cute.size(words)):
         first = word * CODES_PER_WORD
-        if cutlass.const_expr(first % SHARE_PERIOD >= SHARE_PERIOD - columns):
+        if cutlass.const_expr(first % SHARE_PERIOD >= SHARE_PERIOD - config.direct_columns):
             y0, y1 = cute.arch.fma_packed_f32x2((row[first], row[first + 1]), (slope, slope), (addend, addend))
             y2, y3 = cute.arch.fma_packed_f32x2((row[first + 2], row[first + 3]), (slope, slope), (addend, addend))
-            words[word] = packed_subnormals(y0, y1, y2, y3) if subnormal else packed_integers(y0, y1, y2, y3)
-
-
-@cute.jit
-def is_far(m: cutlass.Float32, scale_log2: cutlass.Float32) -> cutlass.Boolean:
-    """Whether the maximum is so large that an fma would lose the fraction of the result."""
-    product = m * scale_log2
-    return cutlass.max(product, -product) > cutlass.Float32(float(REFERENCE_LIMIT_LOG2))
+            words[word] = packed_subnormals(y0, y1, y2, y3) if config.subnormal else packed_integers(y0, y1, y2, y3)
 
 
 @dsl_user_op

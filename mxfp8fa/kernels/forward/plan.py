@@ -127,6 +127,9 @@ class Config:
         rounded_sum: whether the row sum takes P as rounded to E4M3.
         half_sum: whether it adds them in float16 within a tile of keys.
         polynomial_columns: how many columns of every 16, the first ones, take exp2 by polynomial.
+        direct_columns: how many, the last ones, get their codes without an exponential.
+        direct_bias: c of a direct code.
+        subnormal: by which conversion, see `mxfp8fa.kernels.forward.direct`.
         interleave: whether the last PV of a work tile is left until the first QK of the next stands beside it.
     """
 
@@ -138,4 +141,7 @@ class Config:
     rounded_sum: bool
     half_sum: bool
     polynomial_columns: int
+    direct_columns: int
+    direct_bias: float
+    subnormal: bool
     interleave: bool = True

@@ -4,8 +4,9 @@ import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
-from mxfp8fa.kernels.forward.direct import SHARE_PERIOD
+from mxfp8fa.kernels.forward.direct import SHARE_PERIOD, direct_words
 from mxfp8fa.kernels.forward.plan import Config
+from mxfp8fa.kernels.steps.step3_block_scaled import E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import lanes
 from mxfp8fa.kernels.steps.step5_attention_tile import lane_sum, largest, reference
 from mxfp8fa.numerics.exp2 import POLYNOMIAL, POLYNOMIAL_LOWEST, POLYNOMIAL_ROUND
@@ -55,21 +56,33 @@ def update_max(
 
 @cute.jit
 def probabilities(
-    row: cute.Tensor, row_max: cutlass.Float32, scale_log2: cutlass.Float32, config: cutlass.Constexpr[Config]
+    row: cute.Tensor,
+    codes: cute.Tensor,
+    row_max: cutlass.Float32,
+    scale_log2: cutlass.Float32,
+    config: cutlass.Constexpr[Config],
 ) -> None:
-    """Scores to 2^p_offset * P, in place."""
+    """Scores to 2^p_offset * P, in place, and their E4M3 codes; direct columns have codes only."""
     m = reference(row_max)
-    addend = cute.math.fma(-m, scale_log2, cutlass.Float32(config.p_offset))
     product = m * scale_log2
     if cutlass.max(product, -product) > cutlass.Float32(float(REFERENCE_LIMIT_LOG2)):
         row.store(row.load() - m)
-        addend = cutlass.Float32(config.p_offset)
+        m = cutlass.Float32(0)
+    if cutlass.const_expr(config.direct_columns):
+        words = cute.recast_tensor(codes, cutlass.Int32)
+        direct_words(row, words, m, scale_log2, config)
+    addend = cute.math.fma(-m, scale_log2, cutlass.Float32(config.p_offset))
     for i in cutlass.range_constexpr(0, cute.size(row), 2):
-        x = cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale_log2, scale_log2), (addend, addend))
-        if cutlass.const_expr(i % SHARE_PERIOD < config.polynomial_columns):
-            row[i], row[i + 1] = exp2_polynomial(*x)
-        else:
-            row[i], row[i + 1] = (cute.math.exp2(y, fastmath=True) for y in x)
+        if cutlass.const_expr(i % SHARE_PERIOD < SHARE_PERIOD - config.direct_columns):
+            x = cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale_log2, scale_log2), (addend, addend))
+            if cutlass.const_expr(i % SHARE_PERIOD < config.polynomial_columns):
+                row[i], row[i + 1] = exp2_polynomial(*x)
+            else:
+                row[i], row[i + 1] = (cute.math.exp2(y, fastmath=True) for y in x)
+    for first in cutlass.range_constexpr(0, cute.size(row), SHARE_PERIOD):
+        for word in cutlass.range_constexpr(first // 4, (first + SHARE_PERIOD - config.direct_columns) // 4):
+            part = cute.local_tile(row, (4,), (word,))
+            cute.local_tile(codes, (4,), (word,)).store(part.load().to(E4M3))
 
 
 def exp2_polynomial(x0: cutlass.Float32, x1: cutlass.Float32) -> list[cutlass.Float32]:

@@ -18,6 +18,7 @@ from mxfp8fa.kernels.forward.plan import P_COLUMN, Q_TILES, SFP_COLUMN, TILE_M, 
 from mxfp8fa.kernels.forward.rows import lane_sum, largest, load_scores, mask, probabilities, rounded, update_max
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import store_row, store_scales
+from mxfp8fa.kernels.steps.step5_attention_tile import reference
 from mxfp8fa.numerics.softmax import E8M0_BIAS
 
 
@@ -45,10 +46,13 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             if j > 0:  # the first O of a work tile is not added to anything
                 cta.acc_scale[i * TILE_M + thread] = acc_scale
                 events.scale_full(i).arrive(scores - ended - 1)
-            probabilities(row, row_max, cta.scale_log2, config)
-            codes = store_p(row, tStS, config.p_offset, thread)
+            codes = cute.make_rmem_tensor(TILE_N, E4M3)
+            probabilities(row, codes, row_max, cta.scale_log2, config)
+            store_p(codes, tStS, config.p_offset, thread)
             events.p_full(i).arrive(scores)
             row_sum = add_to_sum(row_sum, acc_scale, row, codes, config)
+            if cutlass.const_expr(config.direct_columns):  # the direct code of a NaN may be 0: the sum carries it
+                row_sum += reference(row_max) - reference(row_max)
             scores += 1
         if kv_tiles > 0:
             slot = (ended % 2 * Q_TILES + i) * TILE_M + thread
@@ -57,15 +61,12 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             ended += 1
 
 
-def store_p(row: cute.Tensor, tStS: cute.Pointer, p_offset: int, thread: cutlass.Int32) -> cute.Tensor:
-    """P rounded to E4M3 and its scales into tensor memory, over S; returns the codes. The scale of all is 2^-p_offset."""
-    codes = cute.make_rmem_tensor(cute.size(row), E4M3)
-    codes.store(row.load().to(E4M3))
+def store_p(codes: cute.Tensor, tStS: cute.Pointer, p_offset: int, thread: cutlass.Int32) -> None:
+    """Codes of P and their scales into tensor memory, over S. The scale of all is 2^-p_offset."""
     store_row(cute.recast_tensor(codes, cutlass.Float32), tStS + P_COLUMN, thread)
     scale = E8M0_BIAS - p_offset
     store_scales(cutlass.Int32(scale * 0x01010101), tStS + SFP_COLUMN, None, scale, thread)
     cute.arch.fence_view_async_tmem_store()
-    return codes
 
 
 def add_to_sum(

@@ -10,7 +10,9 @@ from cutlass import cute
 
 from mxfp8fa.emulator import run
 from mxfp8fa.kernels import compile_kernel, gmem
-from mxfp8fa.kernels.forward.direct import direct_words, half_sum
+from mxfp8fa.kernels.forward.direct import half_sum
+from mxfp8fa.kernels.forward.plan import Config
+from mxfp8fa.kernels.forward.rows import probabilities
 from mxfp8fa.kernels.steps.step5_attention_tile import largest
 from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.softmax import OnlineSoftmax
@@ -21,19 +23,20 @@ BIAS = AttentionOptions().direct_bias
 
 
 @cute.jit
-def rows(mS: cute.Tensor, mCodes: cute.Tensor, mSum: cute.Tensor, subnormal: cutlass.Constexpr[bool]) -> None:
+def rows(mS: cute.Tensor, mCodes: cute.Tensor, mSum: cute.Tensor, config: cutlass.Constexpr[Config]) -> None:
     """Launch."""
-    rows_kernel(mS, mCodes, mSum, subnormal).launch(grid=(1, 1, 1), block=(ROWS, 1, 1))
+    rows_kernel(mS, mCodes, mSum, config).launch(grid=(1, 1, 1), block=(ROWS, 1, 1))
 
 
 @cute.kernel
-def rows_kernel(mS: cute.Tensor, mCodes: cute.Tensor, mSum: cute.Tensor, subnormal: cutlass.Constexpr[bool]) -> None:
+def rows_kernel(mS: cute.Tensor, mCodes: cute.Tensor, mSum: cute.Tensor, config: cutlass.Constexpr[Config]) -> None:
     """A row a thread: maximum, codes, sum."""
     thread = cute.arch.thread_idx()[0]
     row = cute.make_rmem_tensor(KEYS, cutlass.Float32)
     row.store(mS[thread, None].load())
-    words = cute.make_rmem_tensor(KEYS // 4, cutlass.Int32)
-    direct_words(row, words, largest(row), cutlass.Float32(float(SCALE_LOG2)), 8, BIAS, 16, subnormal)
+    codes = cute.make_rmem_tensor(KEYS, cutlass.Float8E4M3FN)
+    probabilities(row, codes, largest(row), cutlass.Float32(float(SCALE_LOG2)), config)
+    words = cute.recast_tensor(codes, cutlass.Int32)
     mCodes[thread, None].store(words.load())
     mSum[thread] = half_sum(words)
 
@@ -50,7 +53,8 @@ def tensors():
 
 @pytest.fixture(scope="module")
 def compiled(subnormal, tensors):
-    return compile_kernel(rows, *map(gmem, tensors), subnormal)
+    config = Config(KEYS, cutlass.Float32, False, 8, 0.8, True, True, 0, 16, BIAS, subnormal)
+    return compile_kernel(rows, *map(gmem, tensors), config)
 
 
 def scores():
