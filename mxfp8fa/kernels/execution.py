@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Features"). The tensor-core instructions used here exist on both.
 TARGETS = {(10, 0): "sm_100a", (10, 3): "sm_103a"}
 EMULATED_TARGET = "sm_100a"
+B200_SMS = 148
 
 TYPICAL_RATE = 50_000.0  # warp-instructions a second on one core of a cloud machine
 TIMED_INSTRUCTIONS = 20_000  # shorter runs say little about the speed of long ones
@@ -124,6 +125,13 @@ def target_of(device: torch.device) -> str:
             f"{instead}"
         )
     return TARGETS[capability]
+
+
+def sm_count(device: torch.device) -> int:
+    """How many CTAs of a persistent kernel run at the same time on `device`: one for each SM, emulated ones too."""
+    if device.type == "cpu":
+        return _settings.get().options.get("sm_count", B200_SMS)
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def require_toolchain() -> None:
