@@ -101,11 +101,9 @@ def divide_part(
     tO: cute.Pointer, divisor: cutlass.Float32, sees_keys: cutlass.Boolean, target: cute.Tensor, thread: cutlass.Int32
 ) -> None:
     """32 columns of O / divisor, or 0, rounded to the type of `target` in shared memory."""
-    row = load_row(tO, PART, thread)
-    if sees_keys:
-        row.store(row.load() / divisor)
-    else:
-        row.fill(0.0)
     result = cute.make_rmem_tensor(PART, target.element_type)
-    result.store(row.load().to(target.element_type))
+    result.fill(0.0)
+    if sees_keys:  # else nothing was ever written there, or a scale is just being copied there
+        row = load_row(tO, PART, thread)
+        result.store((row.load() / divisor).to(target.element_type))
     cute.autovec_copy(result, target)

@@ -1,0 +1,110 @@
+"""The forward kernel equals its model bit for bit, whatever the sizes, the schedule and the arithmetic."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass.cute")
+pytest.importorskip("llvmlite")
+
+from forward_harness import assert_same_bits, check, model, operands, run  # noqa: E402
+
+from mxfp8fa.emulator.remains import MemoryAtExit  # noqa: E402
+from mxfp8fa.kernels.forward.plan import P_COLUMN, TILE_N, TMEM  # noqa: E402
+from mxfp8fa.numerics import AttentionOptions  # noqa: E402
+
+LENGTHS = (1, 31, 32, 33, 127, 128, 129, 300, 512, 1000)
+SCHEDULES = {"eager": {}, "lazy": {"schedule": "lazy"}, **{f"random {s}": {"schedule": "random", "seed": s} for s in (1, 2)}}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_every_schedule(schedule):
+    """Three heads on one CTA, two tiles of keys each: every ring comes around. The order of mma and cp is not relied on."""
+    q, k, v = operands(1, 130, 200, 3, 1, 64)
+    check(q, k, v, ctas=1, schedule=schedule | {"assume_mma_cp_order": False})
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (33, 31), (129, 127), (5, 300)])
+def test_lengths_with_the_arithmetic_of_the_tensor_core(seqlen_q, seqlen_k):
+    q, k, v = operands(1, seqlen_q, seqlen_k, 1, 1, 64)
+    check(q, k, v, options=AttentionOptions(accumulate="blackwell"))
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(300, 270), (270, 300), (129, 33), (1, 257)])
+def test_causal(seqlen_q, seqlen_k):
+    """More queries than keys leaves queries without any: O = 0, lse = -inf."""
+    o, lse, _ = check(*operands(1, seqlen_q, seqlen_k, 1, 1, 64), causal=True, out_dtype=torch.bfloat16, ctas=1)
+    blind = max(seqlen_q - seqlen_k, 0)
+    assert (o[0, :blind] == 0).all() and torch.isneginf(lse[0, 0, :blind]).all() and lse[0, 0, blind:].isfinite().all()
+
+
+def test_head_dim_128_grouped_heads_and_batch():
+    check(*operands(2, 140, 160, 4, 2, 128), out_dtype=torch.bfloat16, ctas=3)
+
+
+def test_square_blocks():
+    check(*operands(1, 70, 150, 2, 1, 64, square=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        AttentionOptions(exp2=0.25),
+        AttentionOptions(row_sum="rounded"),
+        AttentionOptions(row_sum="rounded", sum_format="float16"),
+        AttentionOptions(p_offset=4, rescale_threshold=4.0),
+    ],
+    ids=["polynomial", "rounded sum", "float16 sum", "offset 4"],
+)
+def test_options(options):
+    check(*operands(1, 40, 290, 1, 1, 64), options=options)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
+def test_output_is_rounded_once(out_dtype):
+    q, k, v = operands(1, 129, 64, 1, 1, 64)
+    check(q, k, v, out_dtype=out_dtype)
+
+
+def test_codes_of_p():
+    """Those of the last tile of keys are still in tensor memory when the CTA ends: E4M3, four keys to a column."""
+    q, k, v = operands(1, 256, 180, 1, 1, 64)
+    codes, remains = {}, MemoryAtExit()
+
+    def keep(tile):
+        codes[tile.q_tile] = tile.p_codes
+
+    run(q, k, v, trace=remains)
+    model(q, k, v, on_tile=keep)
+    (tmem,) = remains.tmem.values()
+    for i in range(2):
+        first = TMEM[f"S{i}"].start + P_COLUMN
+        words = torch.from_numpy(tmem.values[:, first : first + TILE_N // 4].view("int32").copy())
+        assert torch.equal(words.view(torch.uint8), torch.from_numpy(codes[i]))
+
+
+def test_number_of_ctas_and_interleaving_change_nothing():
+    q, k, v = operands(1, 300, 140, 2, 2, 64)
+    results = [run(q, k, v, causal=True, ctas=n, interleave=i)[:2] for n, i in ((1, True), (3, True), (2, False))]
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert_same_bits(b, a)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2)], ids=["one head", "grouped"])
+@pytest.mark.parametrize("seqlen_q", LENGTHS)
+def test_grid(head_dim, causal, heads, seqlen_q):
+    """Every length of queries with a shorter, an equal and a longer one of keys."""
+    at = LENGTHS.index(seqlen_q)
+    for seqlen_k in {LENGTHS[max(at - 3, 0)], seqlen_q, LENGTHS[(at + 4) % len(LENGTHS)]}:
+        check(*operands(1, seqlen_q, seqlen_k, *heads, head_dim), causal=causal, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [33, 127, 128, 129, 300])
+@pytest.mark.parametrize("causal", [False, True])
+def test_grid_with_the_arithmetic_of_the_tensor_core(length, causal):
+    options = AttentionOptions(accumulate="blackwell")
+    check(*operands(1, length, length, 1, 1, 128), causal=causal, options=options, out_dtype=torch.bfloat16)
