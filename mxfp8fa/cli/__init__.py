@@ -19,8 +19,9 @@ from mxfp8fa.cli.console import CommandError
 
 # Name of the module, and what the command does in a line of `mxfp8fa --help`.
 COMMANDS = {
-    "demo": "the tour: quantization, MXFP8 attention against float64, figures (under a minute, no GPU)",
+    "demo": "the tour: quantization, the kernel in the emulator, accuracy, figures (three minutes, no GPU)",
     "sqnr": "SQNR of MXFP8 attention, forward and backward, with verdicts",
+    "exponential": "ways to P: accuracy, SASS per score, cycles of a step",
     "emulate": "run a CuTe DSL program on the CPU, without a GPU",
     "trace": "run a kernel and draw its timeline, memories and barriers",
     "mutate": "break a kernel's barriers one by one: does the checker notice?",

@@ -92,8 +92,7 @@ def _occupation(i: Instruction, rates: Rates) -> tuple[tuple[tuple[Pipe, float],
     if unit is Unit.MUFU:
         return ((Pipe.MUFU, rates["mufu"]),), rates["mufu_latency"]
     if unit is Unit.CONVERT:
-        wide = name == "F2FP" and re.search(r"E4M3|E5M2|E2M|E3M", i.opcode) is None
-        return ((Pipe.CONVERT, rates["f2fp_16" if wide else "f2fp_8"]),), rates["f2fp_latency"]
+        return ((Pipe.CONVERT, rates[_conversion(i)]),), rates["f2fp_latency"]
     if unit is Unit.UNIFORM:
         return ((Pipe.UNIFORM, rates["uniform"]),), other
     if unit is Unit.TMEM:
@@ -103,6 +102,15 @@ def _occupation(i: Instruction, rates: Rates) -> tuple[tuple[tuple[Pipe, float],
     if unit is Unit.LSU:
         return _memory(i, rates)
     return (), rates["fence"] if name in ("FENCE", "MEMBAR") else other
+
+
+def _conversion(i: Instruction) -> str:
+    """Name of the rate of a conversion."""
+    if i.mnemonic == "F2IP":
+        return "f2ip"
+    if i.mnemonic == "F2FP" and re.search(r"E4M3|E5M2|E2M|E3M", i.opcode) is None:
+        return "f2fp_16"
+    return "unpack_8" if "UNPACK" in i.opcode else "f2fp_8"
 
 
 def _memory(i: Instruction, rates: Rates) -> tuple[tuple[tuple[Pipe, float], ...], float]:

@@ -62,6 +62,8 @@ CONSTANTS: dict[str, Constant] = {
         4, 2, 4, _CYCLES, "medium", f"{_STUDY} and {_QUICK}: 32 lanes; one later heading disagrees",
         "F2FP to E4M3",
     ),
+    "unpack_8": Constant(2, 2, 4, _CYCLES, "medium", f"{_QUICK}: 64 lanes", "F2FP from E4M3 to FP16"),
+    "f2ip": Constant(2, 2, 4, _CYCLES, "low", "none; Hopper converts 64 lanes", "F2IP: two numbers to packed integers"),
     "uniform": Constant(1, 1, 2, _CYCLES, "low", "none; stall counts of ptxas allow it", "uniform datapath"),
     "ldtm": Constant(
         2.3, 1.0, 2.3, _PER_COLUMN, "low", f"{_QUICK}: 53 to 57 bytes a cycle and warp; a chain may hide 128, a column a cycle",
