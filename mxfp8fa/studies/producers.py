@@ -19,6 +19,9 @@ import torch
 SHAPES = (
     (16384, 1024), (16384, 4096), (32768, 2048), (65536, 1024), (65536, 4096), (131072, 2048), (131072, 8192), (262144, 4096),
 )  # fmt: skip
+GEMM_SHAPES = (
+    (8192, 2048, 1024), (8192, 4096, 2048), (8192, 4096, 4096), (65536, 2048, 1024), (65536, 4096, 2048), (65536, 4096, 4096),
+)  # fmt: skip  (tokens, N, K)
 BLOCK_KINDS = {"last axis": (1,), "tokens": (0,), "square": (0, 1)}
 ROTATE_BYTES = 256 * 2**20
 CODE_BYTES = 1 + 1 / 32  # per element: a code, and its share of a scale
@@ -98,11 +101,20 @@ def copies(moved_bytes: int) -> int:
 
 
 def time_copy(moved_bytes: int) -> Timing:
-    """A device-to-device copy that reads half of the bytes and writes the other half."""
+    """A device-to-device copy that reads half of the bytes and writes the other half, by the faster of two ways.
+
+    torch's copy of equal types is the driver's; the other way is a kernel over the elements.
+    """
     half = moved_bytes // 2 // 16 * 16
-    pairs = [[torch.randint(0, 255, (half,), dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in range(copies(2 * half))]
-    us, spread = measure([lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs])
-    return Timing("copy", "torch", (2 * half,), us, spread, 2 * half)
+    count = half // 4
+    pairs = [[torch.randn(count, device="cuda") for _ in range(2)] for _ in range(copies(2 * half))]
+    ways = {
+        "driver": [lambda pair=pair: pair[1].copy_(pair[0]) for pair in pairs],
+        "kernel": [lambda pair=pair: torch.neg(pair[0], out=pair[1]) for pair in pairs],
+    }
+    times = {way: measure(launches) for way, launches in ways.items()}
+    way = min(times, key=lambda name: times[name][0])
+    return Timing("copy", way, (2 * half,), *times[way], 2 * half)
 
 
 def quantize_bytes(shape: tuple[int, int], kind: str, read_bytes: int = 2) -> int:
@@ -129,6 +141,32 @@ def time_rmsnorm(shape: tuple[int, int], kind: str) -> Timing:
     launches = [lambda x=x: rmsnorm_quantize(x, weight, axes=BLOCK_KINDS[kind]) for x in inputs(shape, copies(moved))]
     us, spread = measure(launches)
     return Timing("rmsnorm_quantize", kind, shape, us, spread, moved)
+
+
+def time_gemm(shape: tuple[int, int, int], how: str) -> Timing:
+    """A projection of (tokens, N, K).
+
+    Args:
+        shape: tokens, N, K.
+        how: "cuBLAS" (torch, BF16 out), "own, BF16 out", a kind of blocks for `gemm_quantize`, or "eager" and
+            "torch.compile" for cuBLAS followed by the quantizer of torch, last axis.
+    """
+    from mxfp8fa.kernels.producers import gemm, gemm_quantize
+
+    tokens, n, k = shape
+    weight = torch.randn((n, k), device="cuda", dtype=torch.bfloat16)
+    if how == "torch.compile":
+        torch._dynamo.reset()
+    functions: dict[str, Callable[[torch.Tensor], Any]] = {
+        "cuBLAS": lambda x: x @ weight.T,
+        "own, BF16 out": lambda x: gemm(x, weight),
+        "eager": lambda x: plain_quantize(x @ weight.T),
+        "torch.compile": torch.compile(lambda x: plain_quantize(x @ weight.T), dynamic=False),
+        **{kind: lambda x, axes=axes: gemm_quantize(x, weight, axes=axes) for kind, axes in BLOCK_KINDS.items()},
+    }
+    xs = inputs((tokens, k), max(2, -(-ROTATE_BYTES // (2 * tokens * (k + n)))))
+    us, spread = measure([lambda x=x: functions[how](x) for x in xs], graph=how not in ("eager", "torch.compile"))
+    return Timing("gemm", how, shape, us, spread, flops=2 * tokens * n * k)
 
 
 def inputs(shape: tuple[int, int], count: int) -> list[torch.Tensor]:
