@@ -1,5 +1,6 @@
 """What a user meets: help, tables, JSON, errors, and files that are whole or not there."""
 
+import importlib.util
 import json
 import math
 import os
@@ -141,33 +142,39 @@ def test_demo_without_figures(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--no-figures"]) == 0
     captured = capsys.readouterr()
-    for heading in ("1. Quantization to MXFP8 (emulated", "2. MXFP8 attention, forward and backward (emulated)"):
+    for heading in ("1. Quantization to MXFP8 (emulated", "2. The kernel", "3. MXFP8 attention in NumPy, forward and backward"):
         assert heading in captured.out
+    if importlib.util.find_spec("cutlass"):
+        assert "O and lse: bit for bit those of the NumPy model." in captured.out
+        assert "Columns of O beyond 32: zero." in captured.out
+        (db,) = re.findall(r"SQNR of O against float64: (\d+\.\d\d) dB", captured.out)
+        assert float(db) == pytest.approx(31.29, abs=0.05)
     for configuration in STANDARD:
         assert configuration.name in captured.out
     assert BY_KEY["sqnr"].text() in captured.out
-    assert "[ 7/7]" in captured.err
+    assert re.search(r"\[ (\d)/\1\]", captured.err)
     assert list(tmp_path.iterdir()) == []
 
 
-BLOCK_MATPLOTLIB = """
+BLOCK_EXTRAS = """
 import sys
-sys.modules["matplotlib"] = None
+sys.modules["matplotlib"] = sys.modules["cutlass"] = None
 from mxfp8fa.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_without_matplotlib_the_demo_prints_tables_and_says_how_to_get_figures(tmp_path):
-    run = run_python("-c", BLOCK_MATPLOTLIB, "demo", cwd=tmp_path)
+def test_without_extras_the_demo_prints_tables_and_says_how_to_get_the_rest(tmp_path):
+    run = run_python("-c", BLOCK_EXTRAS, "demo", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert BY_KEY["sqnr"].text() in run.stdout
     assert "No figures: figures need matplotlib: pip install 'mxfp8fa[notebooks]'" in run.stdout
+    assert "Skipped: it needs cutlass: pip install 'mxfp8fa[kernels]'" in run.stdout
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_matplotlib_figures_says_what_to_install(tmp_path):
-    run = run_python("-c", BLOCK_MATPLOTLIB, "figures", cwd=tmp_path)
+    run = run_python("-c", BLOCK_EXTRAS, "figures", cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr == "mxfp8fa figures: error: figures need matplotlib: pip install 'mxfp8fa[notebooks]'\n"
     assert list(tmp_path.iterdir()) == []

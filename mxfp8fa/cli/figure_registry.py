@@ -96,6 +96,38 @@ def causal_leak() -> Figure:
     return fig_leak(choices.causal_leak())
 
 
+def ways_to_p() -> Figure:
+    """Accuracy of exact, polynomial and direct ways to P, as it ships (`mxfp8fa exponential accuracy` makes it again)."""
+    from mxfp8fa.plots.exponential import fig_ways
+    from mxfp8fa.studies.exponential import shipped_groups
+
+    return fig_ways(shipped_groups())
+
+
+def polynomial_degrees() -> Figure:
+    """SQNR lost by polynomials of degree 1 to 4 in place of exp2."""
+    from mxfp8fa.plots.exponential import fig_degrees
+    from mxfp8fa.studies import exponential
+
+    return fig_degrees(*exponential.polynomial_degrees())
+
+
+def step_cycles() -> Figure:
+    """Cycles of a KV step by resource, from counts of SASS as they ship (`mxfp8fa exponential sass` makes them again)."""
+    from mxfp8fa.plots.exponential import fig_step_cycles
+    from mxfp8fa.studies.step_costs import shipped_costs
+
+    return fig_step_cycles(shipped_costs())
+
+
+def training() -> Figure:
+    """Validation loss in BF16 and MXFP8, and the differences beside the spread of seeds."""
+    from mxfp8fa.plots.training import fig_training
+    from mxfp8fa.studies.training import shipped_runs
+
+    return fig_training(shipped_runs())
+
+
 def timeline() -> Figure:
     """What every warp, TMA and the tensor core do during a block-scaled product."""
     from mxfp8fa.plots.pipeline import fig_timeline
@@ -116,6 +148,29 @@ def tensor_memory() -> Figure:
     return fig_tensor_memory(run.trace, finding=finding, parameters=run.parameters, names=run.names)
 
 
+def forward_timeline() -> Figure:
+    """What every warp, TMA and the tensor core do while the forward kernel works on real activations."""
+    from mxfp8fa.plots.pipeline import fig_timeline
+    from mxfp8fa.studies.forward_runs import recorded_head
+
+    run = recorded_head()
+    finding = "While one softmax warpgroup makes P of its tile, the tensor core serves the other"
+    return fig_timeline(run.trace, finding=finding, parameters=run.parameters)
+
+
+def forward_tensor_memory() -> Figure:
+    """Tensor memory of the forward kernel over time: P and all scales in columns of S and O that are dead just then."""
+    from mxfp8fa.plots.pipeline import fig_tensor_memory
+    from mxfp8fa.studies.bargain import tensor_memory_rows
+    from mxfp8fa.studies.forward_runs import recorded_head
+
+    run = recorded_head()
+    finding = "P and four kinds of scales live in columns of S, between its last read and the next scores"
+    return fig_tensor_memory(
+        run.trace, finding=finding, parameters=run.parameters, names=run.names, rows=tensor_memory_rows()
+    )
+
+
 # File name without suffix -> how to draw it.
 FIGURES: dict[str, Callable[[], Figure]] = {
     function.__name__: function
@@ -131,12 +186,18 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         p_scale,
         p_codes,
         causal_leak,
+        ways_to_p,
+        polynomial_degrees,
+        step_cycles,
+        training,
         timeline,
         tensor_memory,
+        forward_timeline,
+        forward_tensor_memory,
     )
 }
 # Drawn from a run of a compiled kernel: these need the extra `kernels`.
-FROM_KERNELS = ("timeline", "tensor_memory")
+FROM_KERNELS = ("timeline", "tensor_memory", "forward_timeline", "forward_tensor_memory")
 
 
 def why_not(name: str) -> str:

@@ -59,24 +59,26 @@ def fig_tensor_memory(
     finding: str,
     parameters: str,
     names: Mapping[str, tuple[int, int]] | None = None,
+    rows: Sequence[tuple[int, int]] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
     """Columns of tensor memory over time: when they hold something, who writes them and who reads them.
 
-    Columns that are always used together share a row. A row is shaded from a write to the last read before the next one.
+    A row is shaded from a write to the last read before the next one.
 
     Args:
         trace: an `emulator.Trace` after a run.
         finding: the title.
         parameters: for the caption.
         names: what the kernel calls its columns: name -> first and last column; None: the trace's own names.
+        rows: (first, last) column of each row; None: columns that are always used together share one.
         ax: where to draw; None for a new figure.
     """
-    rows = _column_groups(trace.tensor_accesses)
+    rows = _column_groups(trace.tensor_accesses) if rows is None else rows
     axes = panels(1, ax, size=(9.0, 1.7 + 0.42 * len(rows)))
     width = max(max((a.step for a in trace.tensor_accesses), default=1) / 220, 1)
-    for row, (first, _) in enumerate(rows):
-        mine = [a for a in trace.tensor_accesses if a.first_column <= first <= a.last_column]
+    for row, (first, last) in enumerate(rows):
+        mine = [a for a in trace.tensor_accesses if a.first_column <= last and first <= a.last_column]
         held = [(start, end - start + width) for start, end in _held(mine)]
         axes[0].broken_barh(held, (row - 0.43, 0.86), facecolors=LIGHT, zorder=1)
         for color, write in dict.fromkeys((_color(a.actor), a.write) for a in mine):  # above writes, below reads
