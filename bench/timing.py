@@ -1,14 +1,15 @@
-"""The timing model against published times, as a table: python bench/timing.py > bench/results/timing.md
+"""The timing model against published times: python bench/timing.py writes bench/results/timing.md and timing.json
 
     python bench/timing.py --recordings DIR      keeps the short runs there, and takes those that are there already
 
 Recording takes some minutes per kernel on two quiet cores (compilation included); simulating takes seconds. Needs the extras
-`kernels`, `peers` and `timing`. Progress goes to stderr.
+`kernels`, `peers` and `timing`. Progress goes to stderr. The JSON file holds what notebook 12 shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import sys
@@ -28,6 +29,7 @@ from mxfp8fa.timing.simulate import simulate
 LLM = AttentionShape.parse("b8-h16-s2048-d128")
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CHECK_STEPS = 16  # the longer run that extrapolation is compared with
+RESULTS = Path(__file__).parent / "results" / "timing"
 _SHOWN = 0.0005  # smallest change that is listed
 OURS, PUBLISHED_PF = "forward", {"MXFP8 FA4": 2.85, "cuDNN 9.24 MXFP8": 2.82}
 
@@ -183,6 +185,28 @@ def ours_section(recordings: Recordings) -> list[str]:
     return [*lines, "", markdown(("constant", "range", "at its low end", "at its high end"), table)]
 
 
+def as_data(recordings: Recordings) -> dict[str, object]:
+    """Rows of the published tables, steps of three kernels, and speeds of our forward, as plain data."""
+    rates, tables, steps = Rates(), [], []
+    for table in TABLES:
+        clock, rows = judged(table, recordings, rates)
+        entries = [
+            {"label": row.label, "us": round(row.microseconds, 1), "cycles": round(c), "modelled_us": round(us, 1)}
+            for row, c, us in rows
+        ]
+        tables.append({"name": table.name, "source": table.source, "clock_ghz": round(clock, 3), "rows": entries})
+    for variant in (Variant("flash-attn-4", two_cta=True), Variant("cudnn", two_cta=True), Variant(OURS)):
+        made = recordings.of(variant)
+        resources = [{"name": r.name, "cycles": round(r.cycles)} for r in step_resources(made)]
+        increments = made.increments()
+        steps.append(
+            {"kernel": str(variant), "step": round(increments.step), "tile": round(increments.tile), "resources": resources}
+        )
+    chip = recordings.of(Variant(OURS)).at(LLM)
+    speeds = [round(petaflops(LLM.flops(), chip.microseconds(ghz, rates)), 2) for ghz in CLOCKS_GHZ]
+    return {"kind": "modelled", "tables": tables, "steps": steps, "forward_llm_pf": speeds, "forward_llm_shape": str(LLM)}
+
+
 def constants_section() -> list[str]:
     """The table of constants."""
     rows = []
@@ -193,12 +217,13 @@ def constants_section() -> list[str]:
 
 
 def main() -> None:
-    """Print the report."""
+    """Write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, metavar="DIR", help="folder of the short runs")
     args = parser.parse_args()
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
     recordings = Recordings(args.recordings)
+    RESULTS.with_suffix(".json").write_text(json.dumps(as_data(recordings), indent=1) + "\n")
     sections = [
         ("The timing model against published times", [
             "Modelled cycles of kernels that ship, beside times that others measured on B200s. Made by `python bench/timing.py`.",
@@ -209,9 +234,8 @@ def main() -> None:
         ("Our forward", ours_section(recordings)),
         ("Constants", constants_section()),
     ]  # fmt: skip
-    for i, (title, lines) in enumerate(sections):
-        print(f"{'#' * (1 + bool(i))} {title}\n")
-        print("\n".join(lines) + "\n")
+    texts = [f"{'#' * (1 + bool(i))} {title}\n\n" + "\n".join(lines) for i, (title, lines) in enumerate(sections)]
+    RESULTS.with_suffix(".md").write_text("\n\n".join(texts) + "\n")
 
 
 if __name__ == "__main__":
