@@ -6,11 +6,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
+import numpy as np  # noqa: E402
 from forward_harness import assert_same_bits, check, model, operands, run  # noqa: E402
 
 from mxfp8fa.emulator.remains import MemoryAtExit  # noqa: E402
+from mxfp8fa.kernels import MXOperand, execution, launch  # noqa: E402
+from mxfp8fa.kernels.forward import forward, forward_arguments  # noqa: E402
 from mxfp8fa.kernels.forward.plan import P_COLUMN, TILE_N, TMEM  # noqa: E402
-from mxfp8fa.numerics import AttentionOptions  # noqa: E402
+from mxfp8fa.numerics import AttentionOptions, MXTensor, quantize  # noqa: E402
 
 LENGTHS = (1, 31, 32, 33, 127, 128, 129, 300, 512, 1000)
 SCHEDULES = {"eager": {}, "lazy": {"schedule": "lazy"}, **{f"random {s}": {"schedule": "random", "seed": s} for s in (1, 2)}}
@@ -80,6 +83,99 @@ def test_codes_of_p():
         first = TMEM[f"S{i}"].start + P_COLUMN
         words = torch.from_numpy(tmem.values[:, first : first + TILE_N // 4].view("int32").copy())
         assert torch.equal(words.view(torch.uint8), torch.from_numpy(codes[i]))
+
+
+def with_nan(x, *at):
+    """A scale of 0xFF, and the codes of its block as the quantizer writes them for a NaN."""
+    codes, scale = x.codes.copy(), x.scale_e8m0.copy()
+    scale[at] = 0xFF
+    return MXTensor(codes, scale, x.fmt, x.axes)
+
+
+def test_nan_in_q_reaches_the_rows_of_its_block():
+    q, k, v = operands(1, 140, 130, 1, 1, 64)
+    o, lse, _ = check(with_nan(q, 0, 5, 0, 1), k, v)
+    assert lse.isnan().nonzero()[:, 2].tolist() == [5] and o.isnan().any(-1).nonzero()[:, 1].tolist() == [5]
+
+
+def test_nan_in_k_reaches_rows_that_may_see_its_key():
+    q, k, v = operands(1, 140, 140, 1, 1, 64)
+    o, lse, _ = check(q, with_nan(k, 0, 40, 0, 0), v, causal=True, out_dtype=torch.bfloat16)
+    expected = torch.arange(140) >= 40
+    assert torch.equal(lse[0, 0].isnan(), expected) and torch.equal(o[0, :, 0].isnan().all(-1), expected)
+    assert torch.equal(o[0, :, 0].isnan().any(-1), expected)
+
+
+def test_nan_in_v_reaches_every_row_of_the_q_tiles_that_visit_its_tile():
+    """0 * NaN: in the columns of the block. Q tile 0 does not visit the second tile of keys."""
+    q, k, v = operands(1, 140, 140, 1, 1, 64)
+    o, lse, _ = check(q, k, with_nan(v, 0, 4, 0, 7), causal=True, out_dtype=torch.bfloat16)
+    expected = (torch.arange(140) >= 128)[:, None] & (torch.arange(64) == 7)
+    assert torch.equal(o[0, :, 0].isnan(), expected) and not lse.isnan().any()
+
+
+@pytest.mark.parametrize("seqlen_k", [60, 130])
+def test_padding_of_the_scales_never_reaches_o(seqlen_k):
+    """Scale bytes behind the last query and the last key may be anything: here NaN."""
+    tensors = operands(1, 40, seqlen_k, 1, 1, 64)
+    garbage = []
+    for x, rows in zip(tensors, ("tokens", "tokens", "head_dim"), strict=True):
+        given = MXOperand.from_mx_tensor(x)
+        ones = MXTensor(x.codes, np.ones_like(x.scale_e8m0), x.fmt, x.axes)
+        padding = MXOperand.from_mx_tensor(ones).scales[rows] == 0
+        packed = torch.where(padding, torch.tensor(0xFF, dtype=torch.uint8), given.scales[rows])
+        garbage.append(MXOperand(given.codes, {rows: packed}, given.axes))
+        assert padding.any()
+    o, lse, _ = run(*garbage)
+    for got, expected in zip((o, lse), model(*tensors), strict=True):
+        assert_same_bits(got, expected)
+
+
+def test_fifty_lengths_compile_once(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(execution, "_compiled", {})
+    monkeypatch.setattr(launch, "compile_kernel", lambda *args, **keywords: compiled.append(args) or len(compiled))
+    for n in range(1, 51):
+        q, k, v = (MXOperand.from_mx_tensor(x) for x in operands(n % 3 + 1, n, 2 * n, 2 * (n % 2 + 1), 2, 64))
+        forward_arguments(q, k, v, softmax_scale=1 / n)
+    assert len(compiled) == 1
+    forward_arguments(q, k, v, softmax_scale=1.0, causal=True)
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"options": AttentionOptions(tile_n=64)}, "tile_n = 64"),
+        ({"options": AttentionOptions(kv_order="ascending")}, "kv_order"),
+        ({"out_dtype": torch.float64}, "out_dtype = torch.float64"),
+    ],
+)
+def test_refused(change, said):
+    q, k, v = (MXOperand.from_mx_tensor(x) for x in operands(1, 1, 1, 1, 1, 64))
+    with pytest.raises(ValueError, match=said):
+        forward_arguments(q, k, v, softmax_scale=1.0, **change)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 3, 64), (1, 8, 2, 32), (2, 8, 2, 64)])
+def test_shapes_refused(shape):
+    """Heads that do not divide, another head_dim, another batch."""
+    batch, seqlen, heads, head_dim = shape
+    tensors = operands(batch, seqlen, 8, heads, 1, head_dim)[:1] + operands(1, 8, 8, 2, 2, 64)[1:]
+    q, k, v = map(MXOperand.from_mx_tensor, tensors)
+    with pytest.raises(ValueError, match="allowed"):
+        forward_arguments(q, k, v, softmax_scale=1.0)
+
+
+def test_nothing_to_do():
+    q, k, v = (MXOperand.from_mx_tensor(x) for x in operands(1, 4, 4, 1, 1, 64))
+    empty = MXOperand.from_mx_tensor(quantize(np.zeros((1, 0, 1, 64), np.float32), axes=3))
+    no_v = MXOperand.from_mx_tensor(quantize(np.zeros((1, 0, 1, 64), np.float32), axes=1))
+    keywords = dict(softmax_scale=1.0, causal=False, options=AttentionOptions(), out_dtype=torch.float32)
+    o, lse = forward(empty, k, v, **keywords)
+    assert o.shape == (1, 0, 1, 64) and lse.shape == (1, 1, 0)
+    o, lse = forward(q, empty, no_v, **keywords)
+    assert (o == 0).all() and torch.isneginf(lse).all()
 
 
 def test_number_of_ctas_and_interleaving_change_nothing():
