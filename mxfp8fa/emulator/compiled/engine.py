@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxfp8fa.emulator.compiled.analysis import Analysis
+from mxfp8fa.emulator.compiled.direct import NO_REGISTER, Direct, direct_form
 from mxfp8fa.emulator.compiled.emit import exp2_function, graph_function
 from mxfp8fa.emulator.compiled.jit import the_jit
 from mxfp8fa.emulator.compiled.layout import RegisterLayout
 from mxfp8fa.emulator.compiled.region import POISON_FUNCTIONS, Function, Slots, collective_function, region_function
-from mxfp8fa.emulator.compiled.runtime import addresses
+from mxfp8fa.emulator.compiled.runtime import address
 from mxfp8fa.emulator.compiled.state import NODE_WORDS, NodeField
 from mxfp8fa.emulator.compiled.translate import Form, NotCompiled, Translator, traits_of
 from mxfp8fa.emulator.ptx import syntax
@@ -66,6 +67,8 @@ class Engine:
         self._analysis: Analysis | None = None
         self._bound = list(program.steps)
         self._changed: set[int] = set()
+        self._direct: list[Direct | None] = []
+        self._slots: dict[tuple[int, ...], np.ndarray] = {}
         self._named: dict[int, frozenset[int]] = {}
         self._steps = 0
 
@@ -94,6 +97,12 @@ class Engine:
         if self._analysis is None and self._steps > PATIENCE_STEPS:
             self._analysis = Analysis(self.program)
             self.regions = self._find_regions(self._analysis)
+            self._direct = [
+                direct_form(i, live, self.program, self.layout) if form is None else None
+                for i, form, live in zip(
+                    self.program.instructions, self._analysis.forms, self._analysis.live_after, strict=True
+                )
+            ]
             self._install_all()
 
     def _find_regions(self, analysis: Analysis) -> dict[int, Region]:
@@ -136,14 +145,18 @@ class Engine:
         self.ready[:] = bytes(len(self.ready))
         self.nodes[:-1, NodeField.TURN] = [not inside for inside in self.program.interior[: len(self.nodes) - 1]]
         for pc, instruction in enumerate(self.program.instructions):
-            if instruction.opcode == "bra" and pc not in self._changed:
+            if pc in self._changed:
+                continue
+            if instruction.opcode == "bra":
                 self._install_branch(pc, instruction)
+            elif (direct := self._direct[pc]) is not None:
+                self._install_direct(pc, direct, instruction.guard)
         for region in self.regions.values():
             self._install(region)
 
     def _node(self, pc: int, function: int, count: int) -> np.ndarray:
         node = self.nodes[pc]
-        node[NodeField.FUNCTION], node[NodeField.COUNT] = function, count
+        node[NodeField.FUNCTION], node[NodeField.COUNT], node[NodeField.NEXT] = function, count, pc + count
         self.ready[pc] = 1
         return node
 
@@ -151,19 +164,27 @@ class Engine:
         (label,) = instruction.operands
         assert isinstance(label, syntax.Label)
         guard = instruction.guard
-        node = self._node(pc, addresses()["jump" if guard is None else "branch"], 1)
-        node[NodeField.A], node[NodeField.NEXT] = label.index, pc + 1
+        node = self._node(pc, address("jump" if guard is None else "branch"), 1)
+        node[NodeField.TARGET] = label.index
         if guard is not None:
-            node[NodeField.B] = guard.register.id
-            node[NodeField.C] = self.layout.offsets[guard.register.id]
-            node[NodeField.D] = guard.negated
+            node[NodeField.GUARD] = guard.register.id
+            node[NodeField.GUARD_ROW] = self.layout.offsets[guard.register.id]
+            node[NodeField.NEGATED] = guard.negated
+
+    def _install_direct(self, pc: int, direct: Direct, guard: syntax.Guard | None) -> None:
+        node = self._node(pc, address(direct.function), 1)
+        slots = self._slots.setdefault(direct.slots, np.array(direct.slots or (0,), np.int64))
+        node[NodeField.LIST], node[NodeField.WORDS] = slots.ctypes.data, direct.words
+        node[NodeField.OFFSET], node[NodeField.CONSTANT] = direct.offset, direct.constant
+        node[NodeField.EXPECT] = direct.expect
+        node[NodeField.GUARD_SLOT] = NO_REGISTER if guard is None else self.layout.slot(guard.register.id)
+        node[NodeField.GUARD_NEGATED] = guard is not None and guard.negated
 
     def _install(self, region: Region) -> None:
         if region.address and not any(pc in self._changed for pc in range(region.first, region.first + region.length)):
             node = self._node(region.first, region.address, region.length)
-            node[NodeField.NEXT] = region.first + region.length
             for i, register in enumerate(region.slots.registers if region.slots else ()):
-                node[NodeField.SLOT + i] = register.id << 32 | self.layout.offsets[register.id]
+                node[NodeField.SLOT + i] = self.layout.slot(register.id)
 
     # -- compilation --------------------------------------------------------------------------------------------------
 
@@ -184,8 +205,8 @@ class Engine:
             else:
                 functions.append((region, self._function(region)))
         compiled = load_functions([f for _, f in functions])
-        for (region, _), address in zip(functions, compiled, strict=True):
-            region.address = address
+        for (region, _), found in zip(functions, compiled, strict=True):
+            region.address = found
             self._install(region)
 
     def _form(self, pc: int) -> Form:

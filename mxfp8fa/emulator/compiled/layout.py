@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from mxfp8fa.emulator.machine.memory import SHARED_RANK_SHIFT
 from mxfp8fa.emulator.machine.warp import FULL, bits_of, lanes_of
 
 ALIGNMENT_BYTES = 64
@@ -23,9 +24,11 @@ class RegisterLayout:
         offsets: per register.
         dtypes, shapes, sizes: of a row; sizes in bytes.
         size_bytes: of all rows.
+        zero_slot, rank_slot: of two constant rows after the registers: zero, and the shared address of the CTA's memory.
     """
 
-    def __init__(self, blank: Sequence[np.ndarray]):
+    def __init__(self, registers: Sequence[np.ndarray]):
+        blank = [*registers, np.zeros(32, np.uint32), np.zeros(32, np.uint32)]
         self.dtypes = [b.dtype for b in blank]
         self.shapes = [b.shape for b in blank]
         self.sizes = [b.nbytes for b in blank]
@@ -35,18 +38,24 @@ class RegisterLayout:
             self.offsets.append(at)
             at += -(-b.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.size_bytes = at
+        self.zero_slot, self.rank_slot = (self.slot(len(blank) - 2 + i) for i in range(2))
+
+    def slot(self, register: int) -> int:
+        """How compiled functions are told of a register: its number << 32 | the offset of its row."""
+        return register << 32 | self.offsets[register]
 
 
 class RegisterRows:
     """The registers of one warp as a list of arrays; reading copies, so an array never changes behind its reader."""
 
-    def __init__(self, layout: RegisterLayout):
+    def __init__(self, layout: RegisterLayout, rank: int = 0):
         self._layout = layout
         raw = np.zeros(layout.size_bytes + ALIGNMENT_BYTES, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT_BYTES
         self.memory = raw[start : start + layout.size_bytes]
         self.address = self.memory.ctypes.data
         self._rows: list[np.ndarray | None] = [None] * len(layout.offsets)
+        self.row(len(layout.offsets) - 1)[...] = rank << SHARED_RANK_SHIFT
 
     def row(self, register: int) -> np.ndarray:
         """The row itself."""
@@ -81,6 +90,7 @@ class RegisterShadows:
     def __init__(self, layout: RegisterLayout):
         self._layout = layout
         self.lanes = np.full(len(layout.offsets), FULL, np.uint32)
+        self.lanes[-2:] = 0
         self.address = self.lanes.ctypes.data
         self._words = self.lanes.data
         self._partial: dict[int, np.ndarray] = {}  # shadows other than all ones in the lanes named

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 
+from mxfp8fa.emulator.compiled import barriers, memory
 from mxfp8fa.emulator.compiled.jit import the_jit
 from mxfp8fa.emulator.compiled.state import NODE_WORDS, REFUSED, NodeField, State
 
@@ -99,10 +100,9 @@ leave:
 }}
 """
 
-# Branches. Node: A = target, B = number of the guard, C = byte offset of its row, D = 1 if it is negated.
 JUMP = f"""
 define i64 @jump(ptr %state, ptr %node) {{
-{_field("%a.at", "%node", NodeField.A)}
+{_field("%a.at", "%node", NodeField.TARGET)}
   %a = load i64, ptr %a.at
   ret i64 %a
 }}
@@ -117,7 +117,7 @@ entry:
 {_field("%mask.at", "%state", State.MASK)}
   %mask.word = load i64, ptr %mask.at
   %mask = trunc i64 %mask.word to i32
-{_field("%b.at", "%node", NodeField.B)}
+{_field("%b.at", "%node", NodeField.GUARD)}
   %b = load i64, ptr %b.at
   %bad.at = getelementptr i32, ptr %poison, i64 %b
   %bad = load i32, ptr %bad.at
@@ -125,13 +125,13 @@ entry:
   %clean = icmp eq i32 %bad.here, 0
   br i1 %clean, label %test, label %refused
 test:
-{_field("%c.at", "%node", NodeField.C)}
+{_field("%c.at", "%node", NodeField.GUARD_ROW)}
   %c = load i64, ptr %c.at
   %row = getelementptr i8, ptr %registers, i64 %c
   %lanes = load <32 x i8>, ptr %row, align 32
   %true = icmp ne <32 x i8> %lanes, zeroinitializer
   %word = bitcast <32 x i1> %true to i32
-{_field("%d.at", "%node", NodeField.D)}
+{_field("%d.at", "%node", NodeField.NEGATED)}
   %d = load i64, ptr %d.at
   %flip = trunc i64 %d to i32
   %flips = sub i32 0, %flip
@@ -143,7 +143,7 @@ somebody:
   %all = icmp eq i32 %taken, %mask
   br i1 %all, label %target, label %refused
 target:
-{_field("%a.at", "%node", NodeField.A)}
+{_field("%a.at", "%node", NodeField.TARGET)}
   %a = load i64, ptr %a.at
   ret i64 %a
 through:
@@ -155,18 +155,34 @@ refused:
 }}
 """
 
-FUNCTIONS = {"run": RUN, "jump": JUMP, "branch": BRANCH}
-
-
-@lru_cache(maxsize=1)
-def addresses() -> dict[str, int]:
-    """Addresses of the runtime functions."""
-    jit = the_jit()
-    names = list(FUNCTIONS)
-    return dict(zip(names, jit.load(jit.compile(FUNCTIONS.values(), ()), names), strict=True))
-
-
 @lru_cache(maxsize=1)
 def dispatcher() -> Callable[[int], int]:
     """run(address of a state) -> Stop."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(addresses()["run"])
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address("run"))
+
+
+_MEMORY = {"load_shared": memory.load_shared, "store_shared": memory.store_shared}
+_MEMORY |= {"load_global": memory.load_global, "store_global": memory.store_global}
+_SINGLE = {"load_tensor": memory.load_tensor, "store_tensor": memory.store_tensor, "pass_by": memory.pass_by}
+_SINGLE |= {"wait_tensor": memory.wait_tensor}
+_BY_BITS = {"wait_parity": barriers.wait_parity, "arrive": barriers.arrive}
+
+
+def _text(name: str) -> tuple[str, set[str]]:
+    """IR and declarations of a runtime function."""
+    if name in ("run", "jump", "branch"):
+        return {"run": RUN, "jump": JUMP, "branch": BRANCH}[name], set()
+    if name in _SINGLE:
+        writer = _SINGLE[name]()
+    else:
+        base, *sizes = name.rsplit("_", 2) if name.startswith(("load", "store")) else name.rsplit("_", 1)
+        writer = _MEMORY[base](*map(int, sizes)) if base in _MEMORY else _BY_BITS[base](int(sizes[0]))
+    return writer.body, writer.declarations
+
+
+@cache
+def address(name: str) -> int:
+    """The address of a runtime function, compiled on first use: "branch", "load_shared_4_32", ..."""
+    text, declarations = _text(name)
+    jit = the_jit()
+    return jit.load(jit.compile([text], declarations), [name])[0]

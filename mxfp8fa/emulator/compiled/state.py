@@ -17,13 +17,35 @@ class State(IntEnum):
     PC = 2
     MASK = 3  # active lanes
     LEFT = 4  # instructions left of the turn
-    EXECUTED = 5  # instructions executed since Python looked
-    LIVE = 6  # lanes that have not exited
-    NODES = 7  # address of the node of instruction 0
-    STOPS = 8  # how many other groups the warp has
-    STOP_FROM = 9  # program counter from which another group of the warp comes first
-    RANK = 10  # of the CTA in its cluster
-    STOP_AT = 64  # program counters of the other groups, up to 31
+    LIVE = 5  # lanes that have not exited
+    NODES = 6  # address of the node of instruction 0
+    STOPS = 7  # how many other groups the warp has
+    STOP_FROM = 8  # program counter from which another group of the warp comes first
+    RANK = 9  # of the CTA in its cluster
+    DIRECT = 10  # 1: memory may be accessed here, nobody observes
+    EAGER = 11  # 1: asynchronous work completes at once
+    EPOCH = 12  # grows with everything that others may see
+    SHARED = 13  # shared memory of the CTA: address of offset 0
+    SHARED_SHADOW = 14
+    SHARED_END = 15  # first offset after it
+    TENSOR = 16  # tensor memory of the CTA
+    TENSOR_SHADOW = 17
+    TENSOR_OWNED = 18  # a byte per column: allocated
+    FIRST_LANE = 19  # of tensor memory that the warp reaches
+    GLOBAL_FROM = 20  # the range of global memory that was used last
+    GLOBAL_END = 21
+    GLOBAL_WRITABLE = 22
+    ARRIVALS = 23  # a word per mbarrier, at its offset: who arrived last
+    WARP_MARK = 24  # of this warp in such a word
+    SHARED_LOAD = 25  # bytes moved
+    SHARED_STORE = 26
+    GLOBAL_LOAD = 27
+    GLOBAL_STORE = 28
+    TENSOR_LOAD = 29
+    TENSOR_STORE = 30
+    WOKEN = 31  # how many mbarriers completed a phase
+    WOKEN_AT = 32  # their offsets
+    STOP_AT = 48  # program counters of the other groups, up to 31
 
 
 class NodeField(IntEnum):
@@ -33,14 +55,22 @@ class NodeField(IntEnum):
     COUNT = 1  # instructions it executes
     RUNS = 2  # how often it ran
     TURN = 3  # 1 where a turn may end
-    A = 4  # operands of runtime functions
-    B = 5
-    C = 6
-    D = 7
-    NEXT = 8  # the instruction after it
-    SLOT = 9  # of collectives: number of each register << 32 | offset of its row
+    NEXT = 4  # the instruction after it
+    TARGET = 5  # of a branch
+    GUARD = 6  # number of the guard's register
+    GUARD_ROW = 7  # offset of its row
+    NEGATED = 8  # 1 if the branch is taken where the guard is false
+    LIST = 5  # address of the slots of operands
+    WORDS = 6  # words of an access
+    OFFSET = 7  # added to the address
+    EXPECT = 8  # 1: the arrival expects bytes
+    CONSTANT = 9  # added to the second operand
+    GUARD_SLOT = 10  # of memory instructions: the guard, or -1
+    GUARD_NEGATED = 11
+    SLOT = 5  # of collectives: number of each register << 32 | offset of its row
 
 
 STATE_WORDS = 96
 NODE_WORDS = 16
+WOKEN = 16
 REFUSED = -1

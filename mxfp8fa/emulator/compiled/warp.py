@@ -10,13 +10,25 @@ from mxfp8fa.emulator.compiled.engine import Engine, engine_of
 from mxfp8fa.emulator.compiled.layout import RegisterRows, RegisterShadows
 from mxfp8fa.emulator.compiled.runtime import Stop, dispatcher
 from mxfp8fa.emulator.compiled.state import STATE_WORDS, State
+from mxfp8fa.emulator.machine.cluster import ARRIVAL_WARP_SHIFT
+from mxfp8fa.emulator.machine.memory import Range
 from mxfp8fa.emulator.machine.warp import BLOCKED, FULL, YIELD, Group, Warp, lanes_of
+from mxfp8fa.emulator.machine.watch import Watch
+from mxfp8fa.layouts.tmem import PARTITION_LANES
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA
     from mxfp8fa.emulator.machine.program import Program
 
 NEVER = 1 << 62
+MOVED = {
+    State.SHARED_LOAD: "shared load",
+    State.SHARED_STORE: "shared store",
+    State.GLOBAL_LOAD: "global load",
+    State.GLOBAL_STORE: "global store",
+    State.TENSOR_LOAD: "tensor load",
+    State.TENSOR_STORE: "tensor store",
+}
 
 
 class CompiledWarp(Warp):
@@ -25,15 +37,33 @@ class CompiledWarp(Warp):
     def __init__(self, cta: CTA, index: int, bits: int, program: Program):
         super().__init__(cta, index, bits, program)
         self.engine: Engine = engine_of(program)
-        self.rows = RegisterRows(self.engine.layout)
+        self.rows = RegisterRows(self.engine.layout, cta.rank)
         self.shadows = RegisterShadows(self.engine.layout)
         self.regs, self.shadow = self.rows, self.shadows  # type: ignore[assignment]
         words = np.zeros(STATE_WORDS, np.int64)
-        words[State.REGISTERS], words[State.POISON] = self.rows.address, self.shadows.address
-        words[State.NODES], words[State.RANK] = self.engine.nodes.ctypes.data, cta.rank
+        self._describe(words)
         self._state_address = words.ctypes.data
         self._state = words.data
+        self._dispatch = dispatcher()
+        self._range: Range | None = None
         self._steps = 0  # Python steps of this turn
+
+    def _describe(self, words: np.ndarray) -> None:
+        """Fill the state with what stays the same."""
+        cta, machine = self.cta, self.machine
+        words[State.REGISTERS], words[State.POISON] = self.rows.address, self.shadows.address
+        words[State.NODES], words[State.RANK] = self.engine.nodes.ctypes.data, cta.rank
+        options = machine.options
+        words[State.DIRECT] = type(machine.watch) is Watch
+        words[State.EAGER] = options.schedule == "eager" and options.wait_ld != "required"
+        shared, tensor = cta.shared.words, cta.tensor
+        words[State.SHARED], words[State.SHARED_SHADOW] = shared.data_address, shared.shadow_address
+        words[State.SHARED_END] = shared.size_bytes
+        words[State.TENSOR], words[State.TENSOR_SHADOW] = tensor.data_address, tensor.shadow_address
+        words[State.TENSOR_OWNED] = tensor.owned.ctypes.data
+        words[State.FIRST_LANE] = PARTITION_LANES * (self.index % 4)
+        words[State.ARRIVALS] = cta.arrivals.ctypes.data
+        words[State.WARP_MARK] = (self.index + 1) << ARRIVAL_WARP_SHIFT
 
     def write(self, register: int, value: np.ndarray, bits: int, shadow: np.ndarray | None = None) -> None:
         """Write the lanes in bits; the others keep value and shadow."""
@@ -49,6 +79,8 @@ class CompiledWarp(Warp):
         self._steps = 0
         executed = super().run(budget)
         self.engine.stepped(self._steps)
+        if not self.groups:
+            self._count_bytes()
         return executed
 
     def signature(self) -> Any:
@@ -65,7 +97,7 @@ class CompiledWarp(Warp):
             pc = group.pc
             if left <= 0 and not interior[pc]:
                 break
-            if ready[pc] and (not self.pending or self._prepare(pc)):
+            if ready[pc] and not group.timed_out and (not self.pending or self._prepare(pc)):
                 executed, step_next = self._run_compiled(group, left)
                 left -= executed
                 if not step_next or self.group is not group:
@@ -111,13 +143,40 @@ class CompiledWarp(Warp):
         state[State.STOPS] = 0
         if len(self.groups) > 1:
             self._set_stops(group)
-        why = dispatcher()(self._state_address)
+        if self._range is not self.machine.memory.last:
+            self._set_range(self.machine.memory.last)
+        why = self._dispatch(self._state_address)
         executed = left - state[State.LEFT]
+        if state[State.EPOCH]:
+            self._publish()
         self.executed += executed
         group.pc = state[State.PC]
         if len(self.groups) > 1:
             self._choose()
         return executed, why == Stop.STEP
+
+    def _set_range(self, found: Range | None) -> None:
+        """The range of global memory that compiled code may use."""
+        self._range, state = found, self._state
+        if found is not None:
+            state[State.GLOBAL_FROM], state[State.GLOBAL_END] = found.address, found.end
+            state[State.GLOBAL_WRITABLE] = found.writable
+
+    def _publish(self) -> None:
+        """Tell the machine what compiled code changed, and wake who waits for it."""
+        state = self._state
+        self.machine.epoch += state[State.EPOCH]
+        state[State.EPOCH] = 0
+        for i in range(state[State.WOKEN]):
+            self.machine.wake(("mbarrier", self.cta.number, state[State.WOKEN_AT + i]))
+        state[State.WOKEN] = 0
+
+    def _count_bytes(self) -> None:
+        """Add the bytes that compiled code moved to the machine's."""
+        for word, kind in MOVED.items():
+            if self._state[word]:
+                self.machine.count_bytes(kind, self._state[word])
+                self._state[word] = 0
 
     def _set_stops(self, group: Group) -> None:
         """Where this group must stop because of the warp's others: where it meets one, or another one comes first."""

@@ -45,12 +45,12 @@ def change(
     try:
         completed = operation(barrier)
     except BarrierError as error:
-        last = cta.last_arrivals.get(offset, "nobody")
+        last = cta.last_arrival(offset)
         raise BarrierError(
             f"mbarrier at shared offset {offset:#x} of {cta}: {error.message} (last arrival: {last})"
         ) from None
     cta.shared.words.store_word(offset, barrier.encode())
-    cta.last_arrivals[offset] = who
+    cta.arrived(offset, who)
     cta.machine.progress()
     if signals:
         watch.release(key(cta, offset))
@@ -66,8 +66,7 @@ def key(cta: CTA, offset: int) -> Any:
 
 def who(warp: Warp) -> str:
     """The running instruction of a warp, for reports."""
-    line = warp.program.instructions[warp.group.pc].ptx_line
-    return f"CTA {warp.cta.index} warp {warp.index} at PTX line {line}"
+    return warp.describe(warp.group.pc)
 
 
 def each(
@@ -117,7 +116,7 @@ def init(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, ss: str | None 
         cta, offset = access.shared_word(warp, ss or "shared::cluster", int(a[lane]), 8, "mbarrier.init")
         cta.machine.watch.barrier_initialised(cta, offset)
         cta.shared.words.store_word(offset, MBarrier.init(int(b[lane])).encode())
-        cta.last_arrivals.pop(offset, None)
+        cta.arrived(offset, "")
     warp.machine.progress()
 
 
@@ -252,7 +251,7 @@ def _wait(
         warp.group.timed_out = False
         return result
     cta, offset, barrier = blocked
-    last = cta.last_arrivals.get(offset, "nobody")
+    last = cta.last_arrival(offset)
     reason = f"{what} on the mbarrier at shared offset {offset:#x}: {barrier}; last arrival: {last}"
     return warp.block(key(cta, offset), reason, may_time_out=True)
 

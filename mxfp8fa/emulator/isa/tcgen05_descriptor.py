@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from mxfp8fa.emulator.errors import IllegalOperation
@@ -87,6 +88,7 @@ class MMAShape:
         return (0, 16) if self.m == 64 else (0,)
 
 
+@lru_cache(maxsize=1024)
 def decode(word: int, kind: str, cta_group: int, vector: str | None) -> MMAShape:
     """The instruction that a descriptor describes.
 

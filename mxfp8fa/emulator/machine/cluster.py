@@ -15,6 +15,7 @@ from mxfp8fa.emulator.machine.warp import FULL, WARP_LANES, Warp
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.machine import Machine
 
+ARRIVAL_WARP_SHIFT = 32  # a word of `CTA.arrivals`: warp index + 1 above, following instruction below
 NAMED_BARRIERS = 16  # PTX ISA, "bar, barrier": numbers 0 to 15
 
 
@@ -24,6 +25,7 @@ class CTA:
     Attributes:
         index: (x, y, z) in the grid.
         rank: rank in its cluster (%cluster_ctarank).
+        arrivals: per 8 bytes of shared memory, a note of compiled code: who arrived last at the mbarrier there.
         number: tells it from every other object of the launch, also from those that are gone (`id` would not).
     """
 
@@ -39,7 +41,8 @@ class CTA:
         self.threads_rounded = -(-self.threads // WARP_LANES) * WARP_LANES
         self.tensor = TensorMemory()
         self.barriers = [NamedBarrier(self, i) for i in range(NAMED_BARRIERS)]
-        self.last_arrivals: dict[int, str] = {}
+        self._last_arrivals: dict[int, str] = {}
+        self.arrivals = np.zeros(self.shared.words.data.size // 8, np.int64)
         self.warps = [
             machine.warp_class(
                 self,
@@ -49,6 +52,19 @@ class CTA:
             )
             for i in range(0, self.threads, WARP_LANES)
         ]
+
+    def arrived(self, offset: int, who: str) -> None:
+        """Note who used the mbarrier at an offset last ("": it is new)."""
+        self._last_arrivals[offset] = who
+        self.arrivals[offset // 8] = 0
+
+    def last_arrival(self, offset: int) -> str:
+        """Who used the mbarrier at an offset last, for reports."""
+        word = int(self.arrivals[offset // 8])
+        if not word:
+            return self._last_arrivals.get(offset) or "nobody"
+        warp, following = (word >> ARRIVAL_WARP_SHIFT) - 1, word & ((1 << ARRIVAL_WARP_SHIFT) - 1)
+        return self.warps[warp].describe(following - 1)
 
     @property
     def live_warps(self) -> int:

@@ -22,7 +22,7 @@ from mxfp8fa.emulator.errors import DeadlockError, EmulationError, LaunchError, 
 from mxfp8fa.emulator.machine.asynchronous import AsyncEngine
 from mxfp8fa.emulator.machine.cluster import Cluster
 from mxfp8fa.emulator.machine.memory import SHARED_LIMIT_BYTES, GlobalMemory
-from mxfp8fa.emulator.machine.warp import Warp
+from mxfp8fa.emulator.machine.warp import Group, Warp
 from mxfp8fa.emulator.machine.watch import Watch
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Machine:
         program: the bound kernel.
         memory: global memory.
         epoch: grows whenever something another thread can see changes.
+        waiting: the groups that wait, or have waited, by what wakes them.
         bytes_moved: bytes read and written, by memory ("global load", ...).
     """
 
@@ -63,6 +64,7 @@ class Machine:
         self.epoch = 0
         self.bytes_moved: dict[str, int] = {}
         self.resident: list[Cluster] = []
+        self.waiting: dict[Any, list[Group]] = {}
         self.finished_clusters = 0
         self.tcgen05_group = ""
         self.instructions = 0
@@ -119,13 +121,10 @@ class Machine:
 
     def wake(self, key: Any) -> None:
         """Make every group that waits for `key` runnable."""
-        for cluster in self.resident:
-            for cta in cluster.ctas:
-                for warp in cta.warps:
-                    for group in warp.groups:
-                        if group.wait is not None and group.wait.key == key:
-                            group.wait = None
-                            group.timed_out = False
+        for group in self.waiting.pop(key, ()):
+            if group.wait is not None and group.wait.key == key:
+                group.wait = None
+                group.timed_out = False
 
     def next_number(self) -> int:
         """1, 2, 3, ...: tells apart warps, CTAs, clusters, and asynchronous operations that need a queue of their own."""
@@ -178,8 +177,14 @@ class Machine:
 
     def _pick(self) -> Warp | None:
         """The next warp: round robin (eager), reversed (lazy), or any (random)."""
-        warps = [w for cluster in self.resident for w in cluster.warps if w.groups]
-        runnable = [w for w in warps if w.runnable]
+        epoch = self.epoch
+        runnable = [
+            w
+            for cluster in self.resident
+            for cta in cluster.ctas
+            for w in cta.warps
+            if w.groups and not (w.spinning and w.spin_epoch == epoch) and any(g.wait is None for g in w.groups)
+        ]
         if not runnable:
             return None
         if self.options.schedule == "random":

@@ -61,6 +61,7 @@ class Words:
         self.size_bytes = size_bytes
         self.data = np.zeros(size, np.uint8)
         self.shadow = np.full(size, 0xFF, np.uint8)
+        self.data_address, self.shadow_address = self.data.ctypes.data, self.shadow.ctypes.data
         self._data = {n: self.data.view(t) for n, t in _WORDS.items()}
         self._shadow = {n: self.shadow.view(t) for n, t in _WORDS.items()}
 
@@ -126,12 +127,16 @@ class SharedMemory:
 
 
 class GlobalMemory:
-    """Global memory: the process's own bytes, reachable only inside registered ranges."""
+    """Global memory: the process's own bytes, reachable only inside registered ranges.
+
+    Attributes:
+        last: the range that was used last, or None.
+    """
 
     def __init__(self, ranges: list[Range] | None = None):
         self._ranges: list[Range] = []
         self._starts: list[int] = []
-        self._last: Range | None = None
+        self.last: Range | None = None
         for r in ranges or ():
             self.add(r)
 
@@ -147,7 +152,7 @@ class GlobalMemory:
         if old in self._ranges:
             at = self._ranges.index(old)
             del self._ranges[at], self._starts[at]
-            self._last = None
+            self.last = None
 
     def find(self, address: int, size_bytes: int) -> Range | None:
         """A range that holds [address, address + size)."""
@@ -161,14 +166,14 @@ class GlobalMemory:
         """Raise OutOfBounds or Misaligned for the first bad lane."""
         check_alignment(addresses, access_bytes, f"global {what}")
         low, high = int(addresses.min()), int(addresses.max()) + access_bytes
-        r = self._last
+        r = self.last
         if r is None or low < r.address or high > r.end or (write and not r.writable):
             r = self.find(low, high - low)
             if r is None or (write and not r.writable):
                 for k, a in enumerate(addresses.tolist()):
                     self._check_one(a, access_bytes, what, write, k)
                 return
-            self._last = r
+            self.last = r
 
     def _check_one(self, address: int, size: int, what: str, write: bool, lane: int) -> None:
         r = self.find(address, size)

@@ -19,6 +19,7 @@ class TensorMemory:
         allocated: base column -> columns.
         smallest: columns of the latest allocation; a later one may not be larger.
         relinquished: whether the CTA gave up the right to allocate.
+        owned: per column, whether it is allocated.
         requested, granted: a warp waits for so many columns; it may take the columns from this base (alloc of a pair).
     """
 
@@ -29,7 +30,10 @@ class TensorMemory:
     relinquished: bool = False
     requested: int | None = None
     granted: int | None = None
-    _owned: np.ndarray = field(default_factory=lambda: np.zeros(COLUMNS, bool))
+    owned: np.ndarray = field(default_factory=lambda: np.zeros(COLUMNS, bool))
+
+    def __post_init__(self) -> None:
+        self.data_address, self.shadow_address = self.data.ctypes.data, self.shadow.ctypes.data
 
     def has_room(self, columns: int) -> bool:
         """Whether an allocation, if it is legal, can be made now."""
@@ -48,13 +52,13 @@ class TensorMemory:
     def _free_base(self, columns: int) -> int | None:
         """First fit at a multiple of the size; the ISA leaves the place open (inferred)."""
         bases = range(0, COLUMNS, columns)
-        return next((b for b in bases if not self._owned[b : b + columns].any()), None)
+        return next((b for b in bases if not self.owned[b : b + columns].any()), None)
 
     def allocate(self, columns: int) -> int:
         """Base column of a new allocation, after `has_room`."""
         base = self._free_base(columns)
         assert base is not None, "callers ask has_room first"
-        self._owned[base : base + columns] = True
+        self.owned[base : base + columns] = True
         self.allocated[base] = self.smallest = columns
         self.shadow[:, base : base + columns] = 0xFFFFFFFF
         return base
@@ -65,7 +69,7 @@ class TensorMemory:
             known = ", ".join(f"{c} columns at {b:#x}" for b, c in self.allocated.items()) or "nothing"
             raise IllegalOperation(f"tcgen05.dealloc of {columns} columns at {address:#x}: allocated is {known}")
         del self.allocated[address]
-        self._owned[address : address + columns] = False
+        self.owned[address : address + columns] = False
 
     def check(self, lanes: np.ndarray, columns: np.ndarray, what: str) -> None:
         """Raise unless all cells exist and their columns are allocated."""
@@ -73,7 +77,7 @@ class TensorMemory:
             raise OutOfBounds(
                 f"{what} reaches lane {int(lanes.max())}, column {int(columns.max())}: tensor memory has {LANES} x {COLUMNS}"
             )
-        missing = ~self._owned[columns]
+        missing = ~self.owned[columns]
         if missing.any():
             raise OutOfBounds(
                 f"{what} reaches column {int(np.asarray(columns)[missing].min())}, which is not allocated"

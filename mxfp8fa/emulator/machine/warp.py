@@ -353,6 +353,10 @@ class Warp:
                 break
         return left
 
+    def describe(self, pc: int) -> str:
+        """An instruction of this warp, for reports."""
+        return f"CTA {self.cta.index} warp {self.index} at PTX line {self.program.instructions[pc].ptx_line}"
+
     def site(self, pc: int, lane: int | None = None) -> Site:
         """Where instruction `pc` of this warp stands."""
         return self.program.site(pc, self.cta.index, self.index, lane)
@@ -365,6 +369,7 @@ class Warp:
     def block(self, key: Any, reason: str, *, may_time_out: bool = False) -> Outcome:
         """Block the running group until `key` is woken."""
         self.group.wait = Wait(key, reason, may_time_out)
+        self.machine.waiting.setdefault(key, []).append(self.group)
         return BLOCKED
 
     def require_full(self, bits: int, what: str) -> None:

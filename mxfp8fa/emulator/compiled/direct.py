@@ -1,0 +1,146 @@
+"""Which memory and barrier instructions have a compiled function, and the nodes for it.
+
+A form that is not here (another space, a conversion, an immediate to store) keeps its Python step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mxfp8fa.emulator.compiled.layout import RegisterLayout
+from mxfp8fa.emulator.isa.memory import space_of, words_of
+from mxfp8fa.emulator.machine.binding import match
+from mxfp8fa.emulator.ptx import syntax
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.program import Program
+
+FENCES = ("fence", "membar")
+NO_REGISTER = -1
+
+
+@dataclass(frozen=True)
+class Direct:
+    """The compiled form of an instruction.
+
+    Attributes:
+        function: name of a runtime function.
+        slots: of its operands, see `RegisterLayout.slot`.
+        words: words of an access.
+        offset: added to the address.
+        constant: added to the second operand.
+        expect: an arrival that expects bytes.
+    """
+
+    function: str
+    slots: tuple[int, ...] = ()
+    words: int = 1
+    offset: int = 0
+    constant: int = 0
+    expect: bool = False
+
+
+def direct_form(instruction: syntax.Instruction, live: int, program: Program, layout: RegisterLayout) -> Direct | None:
+    """The compiled form of an instruction that is not register-to-register, or None; `live`: registers needed after it."""
+    found = match(instruction)
+    if found is None or found[0].kind != "machine":
+        return None
+    modifiers, opcode = found[1], instruction.opcode
+    if opcode in ("ld", "st") and "type" in modifiers:
+        return _access(instruction, modifiers, program, layout)
+    if opcode == "tcgen05" and instruction.guard is None:
+        return _tensor(instruction, modifiers, layout)
+    if opcode == "mbarrier":
+        return _barrier(instruction, live, program, layout)
+    if opcode in FENCES and not instruction.operands and instruction.guard is None:
+        return Direct("pass_by")
+    return None
+
+
+def _address(operand: Any, program: Program, layout: RegisterLayout) -> tuple[int, int, int] | None:
+    """(slot, bits, offset) of an address, or None."""
+    if not isinstance(operand, syntax.Address):
+        return None
+    base, offset = operand.base, operand.offset
+    if isinstance(base, syntax.Register) and base.bits in (32, 64):
+        return layout.slot(base.id), base.bits, offset
+    if isinstance(base, syntax.Symbol) and base.space == "shared":
+        return layout.rank_slot, 32, offset + program.address_of(base)
+    return None
+
+
+def _word_slots(operand: Any, bits: int, layout: RegisterLayout) -> tuple[int, ...] | None:
+    """Slots of registers of exactly these bits, or None."""
+    elements: Sequence[Any] = operand.elements if isinstance(operand, syntax.Vector) else [operand]
+    if not all(isinstance(e, syntax.Register) and e.type != "pred" and e.bits == bits for e in elements):
+        return None
+    return tuple(layout.slot(e.id) for e in elements)
+
+
+def _access(
+    instruction: syntax.Instruction, modifiers: dict[str, Any], program: Program, layout: RegisterLayout
+) -> Direct | None:
+    load = instruction.opcode == "ld"
+    place = {"shared": "shared", "shared::cta": "shared", "global": "global"}.get(space_of(modifiers.get("ss")))
+    if place is None or modifiers["type"] == "b128":
+        return None
+    size, count = words_of(modifiers["type"], modifiers.get("vec"))
+    value, at = instruction.operands[:2] if load else instruction.operands[1::-1]
+    address, slots = _address(at, program, layout), _word_slots(value, 8 * size, layout)
+    if address is None or slots is None or len(slots) != count or (place == "global" and address[1] != 64):
+        return None
+    slot, bits, offset = address
+    return Direct(f"{'load' if load else 'store'}_{place}_{size}_{bits}", (slot, *slots), count, offset)
+
+
+def _tensor(instruction: syntax.Instruction, modifiers: dict[str, Any], layout: RegisterLayout) -> Direct | None:
+    kind = instruction.qualifiers[0]
+    if kind in ("wait::ld", "wait::st"):
+        return Direct("wait_tensor")
+    if kind.startswith("fence"):
+        return Direct("pass_by")
+    if kind not in ("ld", "st") or modifiers.get("shape") != "32x32b":
+        return None
+    if modifiers.get("pack_16b") or modifiers.get("unpack_16b"):
+        return None
+    value, at = instruction.operands if kind == "ld" else instruction.operands[::-1]
+    slots = _word_slots(value, 32, layout)
+    if slots is None or not isinstance(at, syntax.Address) or not isinstance(at.base, syntax.Register) or at.base.bits != 32:
+        return None
+    return Direct(f"{'load' if kind == 'ld' else 'store'}_tensor", (layout.slot(at.base.id), *slots), len(slots), at.offset)
+
+
+def _barrier(instruction: syntax.Instruction, live: int, program: Program, layout: RegisterLayout) -> Direct | None:
+    qualifiers, operands = instruction.qualifiers, list(instruction.operands)
+    if "parity" in qualifiers:
+        result, at, parity = operands[:3]
+        address, known = _address(at, program, layout), _value(parity, layout)
+        if address is None or known is None or not isinstance(result, syntax.Register):
+            return None
+        slots = (address[0], known[0], layout.slot(result.id))
+        return Direct(f"wait_parity_{address[1]}", slots, offset=address[2], constant=known[1])
+    if qualifiers[0] != "arrive" or "noComplete" in qualifiers:
+        return None
+    if not isinstance(operands[0], syntax.Address):
+        token = operands.pop(0)
+        if isinstance(token, syntax.Register) and live >> token.id & 1:
+            return None  # the state before the arrival is wanted
+    address = _address(operands[0], program, layout)
+    if address is None:
+        return None
+    known = _value(operands[1], layout) if len(operands) > 1 else (layout.zero_slot, 1)
+    if known is None:
+        return None
+    expect = "expect_tx" in qualifiers
+    return Direct(f"arrive_{address[1]}", (address[0], known[0]), 1, address[2], known[1], expect)
+
+
+def _value(operand: Any, layout: RegisterLayout) -> tuple[int, int] | None:
+    """(slot, constant) of a 32-bit operand."""
+    if isinstance(operand, syntax.Immediate):
+        return layout.zero_slot, int(operand.value) & 0xFFFFFFFF
+    if isinstance(operand, syntax.Register) and operand.type != "pred" and operand.bits == 32:
+        return layout.slot(operand.id), 0
+    return None

@@ -1,0 +1,346 @@
+"""The tensor core's product under accumulate="float32" as machine code: unpack both operands, multiply, round, add.
+
+The arithmetic is that of `numerics.mma`: the dot product of an instruction in float64, rounded to float32, added to D in
+float32. Products of 8- and 16-bit elements are exact in float64, and so is their sum unless its terms lie more than 37
+binary places apart, so the order of the sum, which is the one thing that differs from a BLAS, does not matter.
+
+`multiply` does the common cases: 8- or 16-bit elements, with or without E8M0 scales, accumulators in float32, nothing
+poisoned. For all others it returns False before it has written anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mxfp8fa.emulator.compiled.function import FunctionWriter
+from mxfp8fa.emulator.compiled.jit import available, the_jit
+from mxfp8fa.emulator.machine.memory import SHARED_BASE
+from mxfp8fa.layouts import tmem
+from mxfp8fa.numerics.formats import E8M0, FORMATS, decode
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.isa.tcgen05_descriptor import MMAShape
+    from mxfp8fa.emulator.machine.cluster import CTA
+    from mxfp8fa.emulator.machine.tensor_core import Product
+
+KINDS = ("f16", "f8f6f4", "mxf8f6f4")
+FORMATS_HERE = ("bf16", "f16", "e4m3", "e5m2")
+_ONES = (np.ones((1, 1)), np.ones((1, 1)))
+RUN = 8  # elements that lie side by side: 16 bytes in every swizzle, of 8- and of 16-bit elements
+ROWS, COLUMNS = 4, 8  # tile of D that stays in vector registers
+
+
+def _unpack(name: str, fmt: str) -> FunctionWriter:
+    """Elements of a memory as float64; returns whether one of them is poison.
+
+    Parameters: memory, its shadow, byte addresses of runs of RUN elements (i32), how many runs, result, table of the
+    values of 8-bit codes.
+    """
+    f = FunctionWriter(name, "ptr %memory, ptr %shadow, ptr %runs, i64 %count, ptr %to, ptr %table")
+    width = f"i{FORMATS[fmt].bits}"
+    vector = f"<{RUN} x {width}>"
+    with f.accumulate("%count", vector, ["zeroinitializer"]) as (i, (poison,), update):
+        at = f.put(f"zext i32 {f.load('i32', '%runs', i, 'i32')} to i64")
+        update[0] = f.put(f"or {vector} {poison}, {f.load(vector, '%shadow', at)}")
+        to = f.at("%to", f.put(f"mul i64 {i}, {RUN}"), "double")
+        if width == "i8":
+            for k in range(RUN):
+                code = f.put(f"zext i8 {f.load('i8', '%memory', f.put(f'add i64 {at}, {k}'))} to i64")
+                f.store("double", f.load("double", "%table", code, "double"), to, k, "double")
+        else:
+            f.store(f"<{RUN} x double>", _wide(f, fmt, f.load(vector, "%memory", at)), to)
+    word = f.put(f"bitcast {vector} {poison} to i{RUN * FORMATS[fmt].bits}")
+    f.body = f.leave(f.put(f"zext i1 {f.put(f'icmp ne i{RUN * FORMATS[fmt].bits} {word}, 0')} to i64"))
+    return f
+
+
+def _wide(f: FunctionWriter, fmt: str, codes: str) -> str:
+    """A run of 16-bit codes as float64."""
+    single = f"<{RUN} x float>"
+    if fmt == "f16":
+        values = f.put(f"fpext <{RUN} x half> {f.put(f'bitcast <{RUN} x i16> {codes} to <{RUN} x half>')} to {single}")
+    else:
+        words = f.put(f"zext <{RUN} x i16> {codes} to <{RUN} x i32>")
+        places = f"<{', '.join(['i32 16'] * RUN)}>"
+        values = f.put(f"bitcast <{RUN} x i32> {f.put(f'shl <{RUN} x i32> {words}, {places}')} to {single}")
+    return f.put(f"fpext {single} {values} to <{RUN} x double>")
+
+
+def _product() -> FunctionWriter:
+    """D = fl(A B) (+ D): D in rows of tensor memory.
+
+    Parameters: A (M, K) and B (K, stride) in float64, first column of D and of its shadow, lane of each of its
+    rows, whether D is read.
+    """
+    f = FunctionWriter(
+        "product",
+        "ptr %a, ptr %b, ptr %d, ptr %shadow, ptr %lanes, i64 %m, i64 %n, i64 %k, i64 %stride, i64 %accumulate",
+    )
+    add = f.put("icmp ne i64 %accumulate, 0")
+    with f.loop("%m", step=ROWS) as row, f.loop("%n", step=COLUMNS) as column:
+        tile = _dot_products(f, row, column)
+        for r in range(ROWS):
+            lane = f.load("i32", "%lanes", f.put(f"add i64 {row}, {r}"), "i32")
+            cell = f.put(f"mul i64 {f.put(f'zext i32 {lane} to i64')}, {tmem.COLUMNS}")
+            for half in range(COLUMNS // 4):
+                _add_to(f, tile[r][half], f.put(f"add i64 {cell}, {f.put(f'add i64 {column}, {4 * half}')}"), add)
+    f.body = f.leave("0")
+    return f
+
+
+def _dot_products(f: FunctionWriter, row: str, column: str) -> list[list[str]]:
+    """ROWS x COLUMNS dot products as vectors of four float64."""
+    vector = "<4 x double>"
+    halves = COLUMNS // 4
+    lines = [f.at("%a", f.put(f"mul i64 {f.put(f'add i64 {row}, {r}')}, %k"), "double") for r in range(ROWS)]
+    right = f.at("%b", column, "double")
+    with f.accumulate("%k", vector, ["zeroinitializer"] * (ROWS * halves)) as (k, sums, update):
+        at = f.at(right, f.put(f"mul i64 {k}, %stride"), "double")
+        b = [f.load(vector, at, 4 * h, "double") for h in range(halves)]
+        for r in range(ROWS):
+            scalar = f.load("double", lines[r], k, "double")
+            one = f.put(f"insertelement {vector} undef, double {scalar}, i32 0")
+            a = f.put(f"shufflevector {vector} {one}, {vector} undef, <4 x i32> zeroinitializer")
+            for h in range(halves):
+                i = r * halves + h
+                update[i] = f.call("llvm.fma.v4f64", vector, f"{vector} {a}", f"{vector} {b[h]}", f"{vector} {sums[i]}")
+    return [sums[r * halves : (r + 1) * halves] for r in range(ROWS)]
+
+
+def _add_to(f: FunctionWriter, dot: str, cell: str, add: str) -> None:
+    """Round four dot products to float32 and add them to D, or to zero; any NaN is canonical."""
+    vector = "<4 x float>"
+    old = f.load(vector, "%d", cell, "float")
+    start = f.put(f"select i1 {add}, {vector} {old}, {vector} zeroinitializer")
+    total = f.put(f"fadd {vector} {start}, {f.put(f'fptrunc <4 x double> {dot} to {vector}')}")
+    nan = f.put(f"fcmp uno {vector} {total}, {total}")
+    word = f.put(f"bitcast {vector} {total} to <4 x i32>")
+    canonical = f"<{', '.join([f'i32 {0x7FFFFFFF}'] * 4)}>"
+    f.store("<4 x i32>", f.put(f"select <4 x i1> {nan}, <4 x i32> {canonical}, <4 x i32> {word}"), "%d", cell, "float")
+    f.store("<4 x i32>", "zeroinitializer", "%shadow", cell, "float")
+
+
+class Functions:
+    """The compiled functions and the tables they use."""
+
+    def __init__(self) -> None:
+        writers = {fmt: _unpack(f"unpack_{fmt}", fmt) for fmt in FORMATS_HERE}
+        product = _product()
+        every = [*writers.values(), product]
+        jit = the_jit()
+        data = jit.compile([w.body for w in every], {d for w in every for d in w.declarations})
+        addresses = jit.load(data, [f"unpack_{fmt}" for fmt in writers] + ["product"])
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        unpack = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, integer, pointer, pointer)
+        self.unpack = {fmt: unpack(a) for fmt, a in zip(writers, addresses, strict=False)}
+        self.product = ctypes.CFUNCTYPE(integer, *[pointer] * 5, *[integer] * 5)(addresses[-1])
+        codes = np.arange(256, dtype=np.uint8)
+        self.scales = decode(codes, E8M0).astype(np.float64)
+        self._values = {fmt: decode(codes, FORMATS[fmt]).astype(np.float64) for fmt in FORMATS_HERE if FORMATS[fmt].bits == 8}
+        self.tables = {fmt: values.ctypes.data for fmt, values in self._values.items()}
+
+
+@lru_cache(maxsize=1)
+def _functions() -> Functions:
+    return Functions()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the elements of an operand lie.
+
+    Attributes:
+        runs: byte addresses of runs of RUN elements.
+        pointer: to them.
+        shape: of the elements, in the order of the runs.
+        turn: whether the other order is wanted.
+        low, high: first byte and the one after the last.
+    """
+
+    runs: np.ndarray
+    pointer: int
+    shape: tuple[int, int]
+    turn: bool
+    low: int
+    high: int
+
+
+@lru_cache(maxsize=4096)
+def _shared_place(word: int, rows: int, shape: MMAShape, mn_major: bool, transposed: bool) -> Place | None:
+    from mxfp8fa.emulator.machine.tensor_core import descriptor, operand_addresses
+
+    found = operand_addresses(descriptor(word, "operand"), rows, shape.k_bytes, shape.element_bytes, mn_major)
+    return _place(found, shape.element_bytes, transposed)
+
+
+@lru_cache(maxsize=1024)
+def _tensor_place(address: int, shape: MMAShape) -> Place | None:
+    lane, column = tmem.split_address(address)
+    cells = (tmem.row_lanes(shape.m, shape.cta_group)[:, None] + lane) * tmem.COLUMNS + column
+    elements = np.arange(shape.k_bytes // shape.element_bytes) * shape.element_bytes
+    return _place(4 * cells + elements, shape.element_bytes, False)
+
+
+def _place(addresses: np.ndarray, element_bytes: int, transposed: bool) -> Place | None:
+    """The place of (rows, K) addresses, wanted as (K, rows) if `transposed`; None if they do not come in runs."""
+    for turned in (False, True):
+        order = addresses.T if turned else addresses
+        if order.shape[1] % RUN:
+            continue
+        runs = order.reshape(order.shape[0], -1, RUN)
+        if (np.diff(runs, axis=-1) == element_bytes).all():
+            starts = np.ascontiguousarray(runs[:, :, 0], np.int32)
+            low, high = int(addresses.min()), int(addresses.max()) + element_bytes
+            return Place(starts, starts.ctypes.data, order.shape, turned != transposed, low, high)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def can_multiply(shape: MMAShape) -> bool:
+    """Whether products of this shape have compiled code."""
+    return (
+        available() and shape.kind in KINDS and shape.d_format == "f32"
+        and shape.a_format in FORMATS_HERE and shape.b_format in FORMATS_HERE
+        and not shape.negate_a and not shape.negate_b
+    )  # fmt: skip
+
+
+def multiply(ctas: list[CTA], p: Product) -> bool:
+    """As `tensor_core.multiply` under accumulate="float32"; False, and nothing done, where that has to do it."""
+    shape = p.shape
+    if not can_multiply(shape) or p.scale_d or p.disabled or ctas[0].machine.watch.watching:
+        return False
+    if p.a_in_tensor_memory and shape.m == 128 and shape.cta_group == 2:
+        return False
+    targets = [_target(cta, p) for cta in ctas]
+    b = _read_b(ctas, p)
+    if b is None or None in targets:
+        return False
+    products = []
+    for cta, target in zip(ctas, targets, strict=True):
+        a, factors = _read_a(cta, p), _scales(cta, p)
+        if a is None or factors is None:
+            return False
+        products.append((target, a, b) if not shape.scales else (target, a * factors[0], b * factors[1]))
+    for target, a, right in products:
+        assert target is not None
+        _write(target, p, a, right)
+    for cta in ctas:
+        _count(cta, p, len(ctas))
+    ctas[0].machine.progress()
+    return True
+
+
+def _read_b(ctas: list[CTA], p: Product) -> np.ndarray | None:
+    """B as (K, N) float64, each CTA of a pair having a part of N; None if some of it is poison or out of bounds."""
+    shape, rows = p.shape, p.shape.n // len(ctas)
+    place = _shared_place(p.b, rows, shape, shape.b_mn_major, True)
+    parts = [_unpack_shared(cta, place, shape.b_format) for cta in ctas]
+    found = [x for x in parts if x is not None]
+    if len(found) < len(parts):
+        return None
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def _read_a(cta: CTA, p: Product) -> np.ndarray | None:
+    """A of one CTA as (M, K) float64, or None."""
+    shape = p.shape
+    if not p.a_in_tensor_memory:
+        place = _shared_place(p.a, shape.m // shape.cta_group, shape, shape.a_mn_major, False)
+        return _unpack_shared(cta, place, shape.a_format)
+    lane, column = tmem.split_address(p.a)
+    if lane not in shape.lane_bases or not cta.tensor.owned[column : column + shape.k_bytes // 4].all():
+        return None
+    place = _tensor_place(p.a, shape)
+    if place is None or place.high > cta.tensor.data.nbytes:
+        return None
+    return _unpack_at(cta.tensor.data_address, cta.tensor.shadow_address, place, shape.a_format)
+
+
+def _unpack_shared(cta: CTA, place: Place | None, fmt: str) -> np.ndarray | None:
+    words = cta.shared.words
+    if place is None or place.low < SHARED_BASE or place.high > words.size_bytes:
+        return None
+    return _unpack_at(words.data_address, words.shadow_address, place, fmt)
+
+
+def _unpack_at(data: int, shadow: int, place: Place, fmt: str) -> np.ndarray | None:
+    f, found = _functions(), np.empty(place.shape)
+    if f.unpack[fmt](data, shadow, place.pointer, place.runs.size, found.ctypes.data, f.tables.get(fmt)):
+        return None
+    return np.ascontiguousarray(found.T) if place.turn else found
+
+
+def _scales(cta: CTA, p: Product) -> tuple[np.ndarray, np.ndarray] | None:
+    """The factors of A, (M, 1), and of B, (1, N); None if one is poison."""
+    from mxfp8fa.emulator.machine.tensor_core import read_scales
+
+    shape = p.shape
+    if not shape.scales:
+        return _ONES
+    pair = shape.m == 128 and shape.cta_group == 2
+    sfa, bad_a = read_scales(cta, p.sfa, shape.m // shape.cta_group, shape.sfa_id, shape.scales, pair, "A")
+    sfb, bad_b = read_scales(cta, p.sfb, shape.n, shape.sfb_id, shape.scales, pair, "B")
+    if bad_a.any() or bad_b.any():
+        return None
+    table = _functions().scales
+    return table[sfa[:, 0]][:, None], table[sfb[:, 0]][None, :]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one CTA's part of D goes: tensor memory, first column, and per group of columns the lanes of the rows."""
+
+    cta: CTA
+    column: int
+    lanes: np.ndarray
+    columns: int
+
+
+@lru_cache(maxsize=64)
+def _lanes(m: int, n: int, cta_group: int) -> tuple[np.ndarray, int, int, int]:
+    """((groups, rows) lanes, columns of a group, first and one after the last lane)."""
+    _, lanes, columns = tmem.accumulator_layout(m, n, cta_group)
+    width = int(columns.max()) + 1
+    starts = np.ascontiguousarray(lanes[:, ::width].T, np.int32)
+    return starts, width, int(lanes.min()), int(lanes.max()) + 1
+
+
+def _target(cta: CTA, p: Product) -> Target | None:
+    """D of one CTA, its poison gone; None if it is out of bounds, or is read and partly poison."""
+    shape = p.shape
+    lane, column = tmem.split_address(p.d)
+    lanes, width, low, high = _lanes(shape.m, shape.n, shape.cta_group)
+    end = column + width
+    if lane not in shape.lane_bases or high + lane > tmem.LANES or end > tmem.COLUMNS or width % COLUMNS:
+        return None
+    if not cta.tensor.owned[column:end].all():
+        return None
+    if p.accumulate and cta.tensor.shadow[low + lane : high + lane, column:end].any():
+        return None
+    return Target(cta, column, lanes + lane if lane else lanes, width)
+
+
+def _write(target: Target, p: Product, a: np.ndarray, b: np.ndarray) -> None:
+    """The product of one CTA."""
+    tensor, (k, n), place = target.cta.tensor, b.shape, 4 * target.column
+    left, right = a.ctypes.data, b.ctypes.data
+    for group, lanes in enumerate(target.lanes):
+        _functions().product(
+            left, right + 8 * group * target.columns, tensor.data_address + place, tensor.shadow_address + place,
+            lanes.ctypes.data, len(lanes), target.columns, k, n, p.accumulate,
+        )  # fmt: skip
+
+
+def _count(cta: CTA, p: Product, ctas: int) -> None:
+    """The bytes that moved, as `tensor_core` counts them."""
+    shape, machine = p.shape, cta.machine
+    machine.count_bytes("shared load", shape.n // ctas * shape.k_bytes)
+    if not p.a_in_tensor_memory:
+        machine.count_bytes("shared load", shape.m // shape.cta_group * shape.k_bytes)
+    machine.count_bytes("tensor store", 4 * shape.m // shape.cta_group * shape.n)
