@@ -29,15 +29,17 @@ TASKS = ("bytes",)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, how long, and where the results go."""
     parser.add_argument("--task", choices=TASKS, default="bytes", help="what to learn (default: bytes)")
-    parser.add_argument("--attention", nargs="+", choices=list(ATTENTIONS), default=list(ATTENTIONS), metavar="NAME")
-    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    parser.add_argument("--attention", nargs="+", choices=list(ATTENTIONS), default=list(ATTENTIONS), metavar="NAME",
+                        help="attentions to train with, see below (default: all)")  # fmt: skip
+    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2], metavar="N",
+                        help="one run for each seed (default: 0 1 2)")  # fmt: skip
     parser.add_argument("--steps", type=int, default=3000, help="optimizer steps (default: 3000)")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step (default: 32)")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=6, help="transformer layers (default: 6)")
+    parser.add_argument("--heads", type=int, default=4, help="heads of attention (default: 4)")
+    parser.add_argument("--head-dim", type=int, default=128, help="dimension of a head (default: 128)")
     parser.add_argument("--context", type=int, default=512, help="bytes of a sequence (default: 512)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="where to train (default: cuda if there is one)")
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="write a checkpoint and stop")
     parser.add_argument("--out", type=Path, default=Path("train-demo"), help="folder of results (default: train-demo)")
     parser.add_argument("--shipped", action="store_true", help="train nothing; print the results that come with the package")
