@@ -28,7 +28,7 @@ TABLES = ("accuracy", "degrees", "sass", "cycles")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which table."""
-    parser.add_argument("table", choices=TABLES, help="see above")
+    parser.add_argument("table", choices=TABLES, help="the table to print, one of those above")
     parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else on stdout")
 
 

@@ -47,7 +47,7 @@ class Inspection:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Targets and options of the compiled kernel."""
-    parser.add_argument("target", metavar="TARGET", help="the kernel")
+    parser.add_argument("target", metavar="TARGET", help="the kernel: a name or FILE.py:FUNCTION, see above")
     parser.add_argument("--vs", metavar="TARGET", nargs="+", default=[], help="others beside it")
     parser.add_argument("--head-dim", type=int, default=128, help="head_dim of attention kernels (default: 128)")
     parser.add_argument("--causal", action="store_true", help="causal attention kernels")

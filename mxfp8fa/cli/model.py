@@ -27,7 +27,7 @@ _SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Target, shape, clock, output."""
-    parser.add_argument("target", metavar="TARGET", help="the kernel")
+    parser.add_argument("target", metavar="TARGET", help="the kernel: a name or FILE.py:FUNCTION, see above")
     parser.add_argument(
         "--shape", nargs="+", default=[_SHAPE], metavar="SHAPE",
         help=f"batch, heads, tokens, head_dim (default: {_SHAPE}); hkv and sk where they differ",
