@@ -117,7 +117,7 @@ def _attention_step(
 
 
 def forward() -> Target:
-    """The forward kernel: one CTA works on three heads, two Q tiles each, and two tiles of keys, the second of them short."""
+    """The forward kernel: one CTA works on four heads, two Q tiles each, and two tiles of keys, the last of them short."""
     import numpy as np
 
     from mxfp8fa.kernels import MXOperand
@@ -131,7 +131,7 @@ def forward() -> Target:
         MXOperand.from_mx_tensor(
             quantize(rng.standard_normal((1, n, heads, head_dim)).astype(np.float32), axes=axis, tail="partial")
         )
-        for n, heads, axis in ((130, 3, 3), (200, 1, 3), (200, 1, 1))
+        for n, heads, axis in ((130, 4, 3), (200, 1, 3), (200, 1, 1))
     )
     compiled, args, _ = forward_arguments(q, k, v, softmax_scale=head_dim**-0.5, ctas=1)
     return Target(compiled, args, names(head_dim), {"wait_ld": "required"})
