@@ -145,6 +145,24 @@ MISTAKES = {
         "visit": ["lambda j, n: (j, min(n - 128 * j, 128))", "lambda j, n: (n // 128 - j, n % 128 if j == 0 else 128)"],
         "must_be_over": ["lambda j, stages: j - 1 if j else 'none'", "lambda j, stages: j - stages"],
     },
+    "09_the_tmem_bargain": {
+        "scale_columns": ["lambda k: k // 32", "lambda k: k // 128 * 4"],
+        "free_columns": [
+            "lambda head_dim, keys, q_tiles: 512 - keys - q_tiles * head_dim",
+            "lambda head_dim, keys, q_tiles: 512 - 2 * (keys + head_dim)",
+        ],
+        "order": [
+            # blind to the border, and without turns
+            'lambda n, steps, interleave: ["S0", "S1"] + (n * steps - 1) * ["O0", "S0", "O1", "S1"] + ["O0", "O1"]',
+            'lambda n, steps, interleave: n * steps * ["S0", "S1", "O0", "O1"]',
+        ],
+    },
+    "10_where_the_cycles_go": {
+        "step_cycles": ["lambda per_score, lanes: 128 * 128 * per_score / lanes", "lambda per_score, lanes: per_score / lanes"],
+        "mufu_share": ["lambda cycles: 16 * cycles / 32768", "lambda cycles: min(cycles / 1024, 1)"],
+        "half_bits": ["lambda code: code << 8", "lambda code: code"],
+        "largest_code": ["lambda p_offset, threshold: 8 * (p_offset + 7)", "lambda p_offset, threshold: 126"],
+    },
 }
 
 

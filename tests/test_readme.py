@@ -37,6 +37,17 @@ def test_sqnr_output_is_what_the_command_prints():
         assert float(ours) == pytest.approx(float(now), abs=0.05)
 
 
+def test_kernel_output_is_what_the_demo_prints():
+    """Text must be equal, and SQNR as far as it is printed; a changed compiler may change the number of instructions."""
+    needs_kernels()
+    from mxfp8fa.cli.demo import kernel_report
+    from mxfp8fa.studies.forward_runs import real_run
+
+    expected, shown = f"```\n{kernel_report(real_run())}\n```", section("kernel")
+    count = re.compile(r"[\d,]+ warp-instructions")
+    assert count.sub("#", shown) == count.sub("#", expected), f"README's output should be:\n{expected}"
+
+
 def test_course_map_links_what_is_there_and_marks_what_is_not():
     rows = dict(re.findall(r"^\| (\d\d) \| (.*?) \|", section("course"), re.MULTILINE))
     assert sorted(rows) == [f"{number:02d}" for number in range(16)]
@@ -57,9 +68,9 @@ def test_links_lead_somewhere():
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=["numerics", "emulator"])
+@pytest.mark.parametrize("code", EXAMPLES, ids=["numerics", "attention", "emulator"])
 def test_the_python_examples_run(code, capsys):
-    if "kernels" in code:
+    if "torch" in code:
         needs_kernels()
     exec(compile(code, "README.md", "exec"), {})
     assert f"# {capsys.readouterr().out.strip()}" in code

@@ -103,3 +103,12 @@ def products(trace: Trace) -> list[str]:
             if not done or done[-1] != name:
                 done.append(name)
     return done
+
+
+def in_short(finding: Finding | EmulationError) -> str:
+    """A finding in a line: what is not ordered, in whose columns, and between whom."""
+    if isinstance(finding, EmulationError):
+        return f"{type(finding).__name__}: {finding.message.splitlines()[0]}"
+    columns = finding.where.rsplit("), ", 1)[-1]
+    sides = [side[0].rsplit("(", 1)[-1].rstrip(")") for side in (finding.first, finding.second) if side is not None]
+    return f"{finding.what}: {columns}; first {', then '.join(sides)}"
