@@ -17,7 +17,8 @@ import cutlass
 import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import cute, memory
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync
-from cutlass.utils import LayoutEnum, blockscaled_layout
+from cutlass.tensor_utils import LayoutEnum
+from cutlass.utils import blockscaled_layout
 
 from mxfp8fa.kernels.forward import plan
 from mxfp8fa.kernels.forward.correction import correct

@@ -72,17 +72,22 @@ def probabilities(
         words = cute.recast_tensor(codes, cutlass.Int32)
         direct_words(row, words, m, scale_log2, config)
     addend = cute.math.fma(-m, scale_log2, cutlass.Float32(config.p_offset))
-    for i in cutlass.range_constexpr(0, cute.size(row), 2):
-        if cutlass.const_expr(i % SHARE_PERIOD < SHARE_PERIOD - config.direct_columns):
-            x = cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale_log2, scale_log2), (addend, addend))
-            if cutlass.const_expr(i % SHARE_PERIOD < config.polynomial_columns):
-                row[i], row[i + 1] = exp2_polynomial(*x)
-            else:
-                row[i], row[i + 1] = (cute.math.exp2(y, fastmath=True) for y in x)
+    exponentials(row, scale_log2, addend, config)
     for first in cutlass.range_constexpr(0, cute.size(row), SHARE_PERIOD):
         for word in cutlass.range_constexpr(first // 4, (first + SHARE_PERIOD - config.direct_columns) // 4):
             part = cute.local_tile(row, (4,), (word,))
             cute.local_tile(codes, (4,), (word,)).store(part.load().to(E4M3))
+
+
+def exponentials(row: cute.Tensor, scale_log2: cutlass.Float32, addend: cutlass.Float32, config: Config) -> None:
+    """2^(scale_log2 * score + addend) in place, of all columns but the direct ones."""
+    for i in range(0, cute.size(row), 2):
+        if i % SHARE_PERIOD < SHARE_PERIOD - config.direct_columns:
+            x = cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale_log2, scale_log2), (addend, addend))
+            if i % SHARE_PERIOD < config.polynomial_columns:
+                row[i], row[i + 1] = exp2_polynomial(*x)
+            else:
+                row[i], row[i + 1] = (cute.math.exp2(y, fastmath=True) for y in x)
 
 
 def exp2_polynomial(x0: cutlass.Float32, x1: cutlass.Float32) -> list[cutlass.Float32]:
