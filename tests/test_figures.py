@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "figures"
 # Drawn within a second or two each; the others are drawn by `make demo`.
 CHEAP = [
     name
-    for name in ("formats", "block", "scale_rules", *figure_registry.FROM_KERNELS)
+    for name in ("formats", "block", "scale_rules", "timeline", "tensor_memory")
     if not figure_registry.why_not(name)
 ]
 
