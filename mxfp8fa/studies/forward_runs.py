@@ -64,8 +64,8 @@ def real_run(name: str = "minilm-layer0") -> RealRun:
     q, k, v = map(zero_padded, (x.q, x.k, x.v))
     softmax_scale = x.head_dim**-0.5
     with emulation(progress=_silent) as report:
-        tensors = [torch.from_numpy(a) for a in (q, k, v)]
-        o, lse = flash_attn_func(*tensors, softmax_scale=softmax_scale, return_lse=True)
+        q_t, k_t, v_t = (torch.from_numpy(a) for a in (q, k, v))
+        o, lse = flash_attn_func(q_t, k_t, v_t, softmax_scale, return_lse=True)
     model_o, model_lse = attention_mxfp8(q, k, v, softmax_scale=softmax_scale)
     exact, _ = attention_reference(x.q, x.k, x.v)
     ours = o.numpy()[..., : x.head_dim]
