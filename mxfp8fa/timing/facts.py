@@ -26,7 +26,7 @@ _VALUES_PER_PACK = 2  # F2FP converts two values
 
 @dataclass(frozen=True)
 class LoopFacts:
-    """One loop, without the loops inside it.
+    """One loop, without the loops inside it and without what a branch can skip in a turn: masks, rare cases.
 
     Attributes:
         address: of its first instruction.
@@ -120,7 +120,7 @@ def facts_of(binary: Binary) -> KernelFacts:
 
 
 def _loop_facts(graph: Graph, loop: Loop, sources: PtxSources) -> LoopFacts:
-    own = [i for i in graph.own_instructions(loop) if i.mnemonic != "NOP"]
+    own = [i for i in graph.shortest_turn(loop) if i.mnemonic != "NOP"]
     start = graph.blocks[loop.header].instructions[0].address
     places = (sources.at(i.ptx_line) for i in own if i.address >= start)
     return LoopFacts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -122,7 +123,21 @@ class Graph:
         """The loops inside a loop."""
         return [other for other in self.loops if other.header != loop.header and other.blocks < loop.blocks]
 
-    def own_instructions(self, loop: Loop) -> list[Instruction]:
-        """A loop's instructions without those of loops inside it (waits that poll, for instance)."""
+    def shortest_turn(self, loop: Loop) -> list[Instruction]:
+        """The instructions of a turn that takes no detour: masks and rare cases that a branch skips are not among them.
+
+        Loops inside the loop are passed once and count nothing.
+        """
         inside = {number for other in self.inner(loop) for number in other.blocks}
-        return [i for number in sorted(loop.blocks - inside) for i in self.blocks[number].instructions]
+        cost = {n: 0 if n in inside else len(self.blocks[n].instructions) for n in loop.blocks}
+        queue, reached = [(cost[loop.header], [loop.header])], set()
+        while queue:
+            total, path = heapq.heappop(queue)
+            if loop.header in self.blocks[path[-1]].successors:
+                turn = sorted(set(path) - inside)
+                return [i for number in turn for i in self.blocks[number].instructions]
+            if path[-1] not in reached:
+                reached.add(path[-1])
+                for following in set(self.blocks[path[-1]].successors) & loop.blocks - reached:
+                    heapq.heappush(queue, (total + cost[following], [*path, following]))
+        raise ValueError(f"no way back to block {loop.header} within its loop")

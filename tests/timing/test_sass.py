@@ -56,6 +56,19 @@ def test_blocks_and_loops():
     assert graph.dominators[4] == {0, 1, 2, 4}
 
 
+def test_a_turn_without_detours():
+    """From block 1 and back: by itself; and around a block that a branch skips, once block 1 does not branch to itself."""
+    graph = Graph.of(parse_sass(TEXT)["twice"])
+    assert graph.shortest_turn(graph.loops[0]) == graph.blocks[1].instructions
+    graph = Graph.of(parse_sass(TEXT)["twice"])
+    for number, successors in enumerate([[1], [2, 3], [3], [1, 4], []]):
+        graph.blocks[number].successors = successors
+        graph.blocks[number].predecessors = [n for n, after in enumerate([[1], [2, 3], [3], [1, 4]]) if number in after]
+    (loop,) = graph.loops
+    assert loop.blocks == {1, 2, 3}
+    assert graph.shortest_turn(loop) == graph.blocks[1].instructions + graph.blocks[3].instructions
+
+
 def test_an_unknown_opcode_is_named():
     function = parse_sass(TEXT.replace("MUFU.EX2", "XYZZY.EX2"))["twice"]
     with pytest.raises(ValueError, match=r"XYZZY.EX2 at 0x0"):
