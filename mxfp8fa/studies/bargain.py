@@ -1,4 +1,7 @@
-"""The forward kernel under observation, for notebook 09: one CTA with full tensor memory, its waits taken away one by one."""
+"""The forward kernel under observation, for notebook 09: one CTA with full tensor memory, its waits taken away one by one.
+
+Needs the extra `kernels`; importing this does not.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,6 @@ from numpy.typing import NDArray
 from mxfp8fa.emulator import EmulationError, Report, Trace, run
 from mxfp8fa.emulator.check import Finding
 from mxfp8fa.emulator.mutate import mutants, record
-from mxfp8fa.kernels import MXOperand
-from mxfp8fa.kernels.forward import forward_arguments
-from mxfp8fa.kernels.forward.names import names
-from mxfp8fa.kernels.forward.plan import TMEM
 from mxfp8fa.numerics import attention_mxfp8, quantize
 from mxfp8fa.numerics.inputs import synthetic_llm
 
@@ -48,6 +47,10 @@ class OneCta:
     """
 
     def __init__(self, *, seqlen_q: int = 512, seqlen_k: int = 256, interleave: bool = True):
+        from mxfp8fa.kernels import MXOperand
+        from mxfp8fa.kernels.forward import forward_arguments
+        from mxfp8fa.kernels.forward.names import names
+
         x = synthetic_llm(seqlen_q=seqlen_q, seqlen_k=seqlen_k, num_heads_q=1, head_dim=HEAD_DIM)
         q, k, v = (quantize(t, axes=axis) for t, axis in ((x.q, 3), (x.k, 3), (x.v, 1)))
         self.softmax_scale = x.softmax_scale
@@ -84,6 +87,8 @@ class OneCta:
 
 def tensor_memory_rows() -> list[tuple[int, int]]:
     """Columns for a picture, first and last of each row: what the kernel's map declares, and the rest of S and O."""
+    from mxfp8fa.kernels.forward.plan import TMEM
+
     inner = sorted({(r.start, r.stop - 1) for r in TMEM if r.over})
     rows = list(inner)
     for outer in (r for r in TMEM if not r.over):
@@ -94,6 +99,8 @@ def tensor_memory_rows() -> list[tuple[int, int]]:
 
 def products(trace: Trace) -> list[str]:
     """The products in the order in which the tensor core did them, by what they wrote: "S0", "S1", "O0", "O1"."""
+    from mxfp8fa.kernels.forward.plan import TMEM
+
     accumulators = {r.name: range(r.start, r.stop) for r in TMEM if not r.over}
     done: list[str] = []
     for access in trace.tensor_accesses:

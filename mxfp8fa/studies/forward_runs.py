@@ -1,4 +1,7 @@
-"""Runs of the forward kernel in the emulator: real activations through the API, and recorded ones to look at."""
+"""Runs of the forward kernel in the emulator: real activations through the API, and recorded ones to look at.
+
+Needs the extra `kernels`; importing this does not.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from mxfp8fa.attention import emulation, flash_attn_func
 from mxfp8fa.emulator import Report, Trace
 from mxfp8fa.numerics import attention_mxfp8, attention_reference, sqnr_db, worst_row_sqnr_db
 from mxfp8fa.numerics.inputs import AttentionInputs, load_real
@@ -51,6 +52,10 @@ def zero_padded(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def compile_for_real_run() -> None:
     """Compile the kernel that `real_run` needs, so that its time can be told apart: attention of one token."""
+    import torch
+
+    from mxfp8fa.attention import flash_attn_func
+
     flash_attn_func(*torch.zeros(3, 1, 1, 1, PADDED_HEAD_DIM))
 
 
@@ -60,6 +65,10 @@ def real_run(name: str = "minilm-layer0") -> RealRun:
 
     The head_dim is padded from 32 to 64; softmax_scale stays that of 32.
     """
+    import torch
+
+    from mxfp8fa.attention import emulation, flash_attn_func
+
     x = load_real()[name]
     q, k, v = map(zero_padded, (x.q, x.k, x.v))
     softmax_scale = x.head_dim**-0.5
@@ -100,6 +109,9 @@ class RecordedRun:
 @cache
 def recorded_head(name: str = "minilm-layer0", *, schedule: str = "random", seed: int = 1) -> RecordedRun:
     """The first head of the real activations on a device with one SM: 512 queries are two work tiles for one CTA."""
+    import torch
+
+    from mxfp8fa.attention import emulation, flash_attn_func
     from mxfp8fa.kernels.forward.names import names
 
     x = load_real()[name]
