@@ -339,8 +339,7 @@ def _write(target: Target, p: Product, a: np.ndarray, b: np.ndarray) -> None:
 
 def _count(cta: CTA, p: Product, ctas: int) -> None:
     """The bytes that moved, as `tensor_core` counts them."""
-    shape, machine = p.shape, cta.machine
-    machine.count_bytes("shared load", shape.n // ctas * shape.k_bytes)
-    if not p.a_in_tensor_memory:
-        machine.count_bytes("shared load", shape.m // shape.cta_group * shape.k_bytes)
-    machine.count_bytes("tensor store", 4 * shape.m // shape.cta_group * shape.n)
+    shape = p.shape
+    rows = shape.n // ctas + (0 if p.a_in_tensor_memory else shape.m // shape.cta_group)
+    cta.machine.count_bytes("shared load", rows * shape.k_bytes)
+    cta.machine.count_bytes("tensor store", 4 * shape.m // shape.cta_group * shape.n)

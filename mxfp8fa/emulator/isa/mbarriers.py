@@ -229,22 +229,23 @@ def _wait(
     bits: int,
     ss: str | None,
     a: np.ndarray,
-    passed: Callable[[MBarrier, int], bool],
+    passed: Callable[[MBarrier, np.ndarray], np.ndarray],
     what: str,
     blocking: bool,
 ) -> Any:
     result = np.zeros(32, bool)
     blocked: tuple[CTA, int, MBarrier] | None = None
-    lanes = indices_of(bits).tolist()
-    for address in dict.fromkeys(int(a[lane]) for lane in lanes):
+    lanes = indices_of(bits)
+    named = a[lanes]
+    for address in dict.fromkeys(named.tolist()):
         cta, offset = access.shared_word(warp, ss or "shared::cta", address, 8, "mbarrier wait")
         cta.machine.watch.barrier_used(cta, offset)
         barrier = read(cta, offset)
-        same = [lane for lane in lanes if int(a[lane]) == address]
-        result[same] = [passed(barrier, lane) for lane in same]
-        if result[same].any():
+        same = lanes[named == address]
+        answers = result[same] = passed(barrier, same)
+        if answers.any():
             cta.machine.watch.acquire(key(cta, offset))
-        if not result[same].all():
+        if not answers.all():
             cta.machine.watch.barrier_missed(cta, offset, 1 - barrier.phase)
             blocked = (cta, offset, barrier)
     if blocked is None or not blocking or warp.group.timed_out:
@@ -272,7 +273,7 @@ def wait_parity(
         bits,
         ss,
         a,
-        lambda m, lane: m.passed(int(b[lane]) & 1),
+        lambda m, lanes: b[lanes] & 1 != m.phase,
         f"waits for phase parity {parity}",
         op == "try_wait",
     )
@@ -289,8 +290,8 @@ def wait_state(
 ) -> Any:
     """p = whether the phase that token b was taken in has completed; try_wait may wait for it a while."""
 
-    def passed(m: MBarrier, lane: int) -> bool:
-        return m.phase != MBarrier.decode(int(b[lane])).phase
+    def passed(m: MBarrier, lanes: np.ndarray) -> np.ndarray:
+        return np.array([m.phase != MBarrier.decode(int(token)).phase for token in b[lanes]])
 
     return _wait(warp, bits, ss, a, passed, "waits for the phase of its token", op == "try_wait")
 

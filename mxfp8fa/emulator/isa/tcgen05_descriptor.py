@@ -53,9 +53,9 @@ SCALE_VECTORS: dict[str, dict[str | None, int]] = {
 _SCALE_IDS = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MMAShape:
-    """A decoded and checked instruction descriptor."""
+    """A decoded and checked instruction descriptor; `decode` gives the same object again, so identity is equality."""
 
     kind: str
     cta_group: int

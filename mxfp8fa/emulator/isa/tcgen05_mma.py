@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,9 @@ def _issue(warp: Warp, bits: int, group: str, shape_of: Any, product_of: Any) ->
     for lane in indices_of(bits):
         shape: MMAShape = shape_of(int(lane), cta_group)
         product: Product = product_of(int(lane), shape)
-        check_layout(descriptor(product.b, "tcgen05.mma operand B"), shape, shape.b_mn_major, "B")
+        _check_operand(product.b, shape, shape.b_mn_major, "B")
         if not product.a_in_tensor_memory:
-            check_layout(descriptor(product.a, "tcgen05.mma operand A"), shape, shape.a_mn_major, "A")
+            _check_operand(product.a, shape, shape.a_mn_major, "A")
         elif shape.a_mn_major:
             raise IllegalOperation("tcgen05.mma with A in tensor memory: A must be K-major (descriptor bit 15)")
         ctas, mode = the_pair(warp.cta, group), warp.machine.options.accumulate
@@ -42,6 +43,12 @@ def _issue(warp: Warp, bits: int, group: str, shape_of: Any, product_of: Any) ->
             multiply(ctas, product, mode)
 
         warp.machine.asynchronous.issue(AsyncOp(tensor_pipe(warp, group), run, site, "tcgen05.mma"))
+
+
+@lru_cache(maxsize=4096)
+def _check_operand(word: int, shape: MMAShape, mn_major: bool, what: str) -> None:
+    """Check an operand's matrix descriptor; a kernel uses the same ones again and again."""
+    check_layout(descriptor(word, f"tcgen05.mma operand {what}"), shape, mn_major, what)
 
 
 def _plain(

@@ -86,12 +86,18 @@ def _queue_load(
     size = tensor_map.counted_bytes(tensor, box)
 
     def run() -> None:
-        m.watch.memory(box.addresses[box.inside].astype(np.uint64), tensor.element_bytes, write=False)
-        data = tensor_map.read_box(box, tensor, m.memory)
-        m.watch.shared(cta, slice(offset, offset + tensor_map.shared_bytes(tensor, box)), 4, write=True)
-        _write_shared(cta, tensor, box, offset, data)
-        m.count_bytes("global load", data.nbytes)
-        m.count_bytes("shared store", data.nbytes)
+        if m.watch.watching:
+            m.watch.memory(box.addresses[box.inside].astype(np.uint64), tensor.element_bytes, write=False)
+            m.watch.shared(cta, slice(offset, offset + tensor_map.shared_bytes(tensor, box)), 4, write=True)
+        chunks = tensor_map.chunks_of(tensor, offset) if box.whole else None
+        if chunks is not None:
+            source, target = chunks
+            origin = np.uint64(box.addresses.reshape(-1)[0])
+            cta.shared.words.store_chunks(target, m.memory.load(source.astype(np.uint64) + origin, 16))
+        else:
+            _write_shared(cta, tensor, box, offset, tensor_map.read_box(box, tensor, m.memory))
+        m.count_bytes("global load", size)
+        m.count_bytes("shared store", size)
         mbarriers.change(signalled, barrier, lambda x: x.complete_tx(size), f"{by} (TMA load)")
 
     m.asynchronous.issue(

@@ -86,6 +86,11 @@ class Words:
         self._data[word_bytes][index] = values
         self._shadow[word_bytes][index] = 0 if shadow is None else shadow
 
+    def store_chunks(self, index: np.ndarray, chunks: np.ndarray) -> None:
+        """Write chunks of 16 bytes (as complex128, whose bits are only copied) at multiples of 16."""
+        self.data.view(np.complex128)[index] = chunks
+        self.shadow.view(np.complex128)[index] = 0
+
     def read_bytes(self, offset: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Copies of `size` bytes and their shadow."""
         return self.data[offset : offset + size].copy(), self.shadow[offset : offset + size].copy()
@@ -215,7 +220,7 @@ def _process_words() -> dict[int, np.ndarray]:
     if not _VIEWS:
         buffer = (ctypes.c_uint8 * ((1 << 47) - _ORIGIN)).from_address(_ORIGIN)
         everything = np.frombuffer(memoryview(buffer), np.uint8)
-        _VIEWS.update({n: everything.view(t) for n, t in _WORDS.items()})
+        _VIEWS.update({n: everything.view(t) for n, t in (_WORDS | {16: np.complex128}).items()})
     return _VIEWS
 
 

@@ -69,6 +69,7 @@ class Program:
         self._call_params, self.local_bytes = _place_call_params(kernel)
         self.parameters = _aligned(max(kernel.param_bytes, 1), 128)
         self.variables = ModuleVariables(module) if variables is None else variables
+        self._texts: dict[int, tuple[int, str, str]] = {}
         self._named: dict[int, frozenset[int]] = {}
         self.carry_register = len(kernel.registers)  # the condition code CC.CF, which instructions do not name
         self.blank_registers = [*(_blank(r) for r in kernel.registers), np.zeros(32, np.bool_)]
@@ -165,9 +166,11 @@ class Program:
         """Where instruction pc stands."""
         if pc >= len(self.instructions):
             return Site(self.kernel.name, cta, warp, lane, self.kernel.line, "(end of the kernel)")
-        i = self.instructions[pc]
-        source = "" if i.source is None or not i.source.line else str(i.source)
-        return Site(self.kernel.name, cta, warp, lane, i.ptx_line, str(i), source)
+        if pc not in self._texts:
+            i = self.instructions[pc]
+            self._texts[pc] = i.ptx_line, str(i), "" if i.source is None or not i.source.line else str(i.source)
+        line, text, source = self._texts[pc]
+        return Site(self.kernel.name, cta, warp, lane, line, text, source)
 
 
 def _place_call_params(kernel: Kernel) -> tuple[dict[int, int], int]:

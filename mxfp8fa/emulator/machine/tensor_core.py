@@ -44,6 +44,7 @@ def the_pair(cta: CTA, group: str) -> list[CTA]:
     return cta.cluster.ctas[even : even + 2]
 
 
+@lru_cache(maxsize=4096)
 def descriptor(word: int, what: str) -> MatrixDescriptor:
     """A shared-memory matrix descriptor; IllegalOperation naming the field that is wrong."""
     try:

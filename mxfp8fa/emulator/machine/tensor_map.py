@@ -115,10 +115,41 @@ def decode(raw: bytes) -> TensorMap:
 
 @dataclass(frozen=True)
 class Box:
-    """The elements of one box: global addresses and which of them are inside the tensor; shape (d4, .., d1, d0)."""
+    """The elements of one box: global addresses and which of them are inside the tensor; shape (d4, .., d1, d0).
+
+    `whole`: all of them are inside, and the box is dense.
+    """
 
     addresses: np.ndarray
     inside: np.ndarray
+    whole: bool = False
+
+
+@lru_cache(maxsize=64)
+def _whole_box(m: TensorMap) -> Box:
+    """A box that lies inside, with addresses relative to its first element."""
+    addresses: np.ndarray = np.array(0, np.int64)
+    for count, stride in zip(reversed(m.box_counts), reversed(m.strides_bytes), strict=True):
+        addresses = addresses[..., None] + np.arange(count, dtype=np.int64) * stride
+    return Box(addresses, np.ones(addresses.shape, bool), True)
+
+
+@lru_cache(maxsize=512)
+def chunks_of(m: TensorMap, start: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """How a whole box moves in chunks of 16 bytes to shared offset `start`: relative global addresses and offsets.
+
+    None where elements are not just copied, or rows are not whole chunks.
+    """
+    if m.tf32 or m.padded_bytes or m.element_bytes not in (1, 2, 4, 8):
+        return None
+    per_chunk, box = CHUNK_BYTES // m.element_bytes, _whole_box(m)
+    if box.addresses.shape[-1] % per_chunk:
+        return None
+    source = box.addresses.reshape(-1, per_chunk)
+    target = shared_offsets(m, start, box).reshape(-1, per_chunk)
+    if (np.diff(target, axis=1) != m.element_bytes).any() or ((source[:, 0] | target[:, 0]) % CHUNK_BYTES).any():
+        return None
+    return source[:, 0].copy(), target[:, 0] // CHUNK_BYTES
 
 
 def counted_bytes(m: TensorMap, box: Box) -> int:
@@ -160,6 +191,12 @@ def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | N
             f"coordinate {coordinates[0]} of dimension 0 must be a multiple of {m.unit_elements} for {m.type}"
         )
     start = (coordinates[0] // m.unit_elements, *coordinates[1:])
+    if rows is None and set(m.element_strides) == {1} and all(
+        0 <= first <= size - count for first, size, count in zip(start, m.dims, m.box_counts, strict=True)
+    ):
+        whole = _whole_box(m)
+        origin = m.address + sum(first * stride for first, stride in zip(start, m.strides_bytes, strict=True))
+        return Box(whole.addresses + origin, whole.inside, True)
     addresses: np.ndarray = np.array(m.address, np.int64)
     inside: np.ndarray = np.array(True)
     for d in reversed(range(m.rank)):
@@ -199,6 +236,11 @@ def check_coordinates(m: TensorMap, coordinates: tuple[int, ...], *, write: bool
 
 def check_box(box: Box, m: TensorMap, memory: GlobalMemory, what: str, *, write: bool) -> None:
     """Raise OutOfBounds if an element inside the tensor is outside valid global memory."""
+    if box.whole:
+        first, last = int(box.addresses.reshape(-1)[0]), int(box.addresses.reshape(-1)[-1]) + m.element_bytes
+        found = memory.find(first, last - first)
+        if found is not None and (found.writable or not write):
+            return
     inside = box.addresses[box.inside]
     if inside.size:
         memory.check(inside.astype(np.uint64), 1, what, write=write)
