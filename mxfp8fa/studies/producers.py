@@ -12,9 +12,10 @@ import importlib.metadata
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 SHAPES = (
     (16384, 1024), (16384, 4096), (32768, 2048), (65536, 1024), (65536, 4096), (131072, 2048), (131072, 8192), (262144, 4096),
@@ -68,6 +69,8 @@ def measure(launches: Sequence[Callable[[], Any]], *, graph: bool = True, repeat
         graph: replay a graph of all launches; False launches from the host, for what is not worth capturing.
         repeats: how often.
     """
+    import torch
+
     kept = [launch() for launch in launches]  # compiles, and fills caches
     torch.cuda.synchronize()
 
@@ -105,6 +108,8 @@ def time_copy(moved_bytes: int) -> Timing:
 
     torch's copy of equal types is the driver's; the other way is a kernel over the elements.
     """
+    import torch
+
     half = moved_bytes // 2 // 16 * 16
     count = half // 4
     pairs = [[torch.randn(count, device="cuda") for _ in range(2)] for _ in range(copies(2 * half))]
@@ -134,6 +139,8 @@ def time_quantize(shape: tuple[int, int], kind: str) -> Timing:
 
 def time_rmsnorm(shape: tuple[int, int], kind: str) -> Timing:
     """RMSNorm fused with the quantizer, without y."""
+    import torch
+
     from mxfp8fa.kernels.producers import rmsnorm_quantize
 
     moved = quantize_bytes(shape, kind) + 4 * shape[0]
@@ -151,6 +158,8 @@ def time_gemm(shape: tuple[int, int, int], how: str) -> Timing:
         how: "cuBLAS" (torch, BF16 out), "own, BF16 out", a kind of blocks for `gemm_quantize`, or "eager" and
             "torch.compile" for cuBLAS followed by the quantizer of torch, last axis.
     """
+    import torch
+
     from mxfp8fa.kernels.producers import gemm, gemm_quantize
 
     tokens, n, k = shape
@@ -171,6 +180,8 @@ def time_gemm(shape: tuple[int, int, int], how: str) -> Timing:
 
 def inputs(shape: tuple[int, int], count: int) -> list[torch.Tensor]:
     """Random BF16 matrices: every run of them the same numbers."""
+    import torch
+
     generator = torch.Generator("cuda").manual_seed(0)
     return [torch.randn(shape, device="cuda", generator=generator, dtype=torch.bfloat16) for _ in range(count)]
 
@@ -180,6 +191,8 @@ def plain_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     The same numbers as the kernel's for rows in multiples of 128 and columns in multiples of 128.
     """
+    import torch
+
     rows, columns = x.shape
     blocks = x.float().view(rows, columns // 32, 32)
     bits = blocks.abs().amax(-1).view(torch.int32)
@@ -193,18 +206,24 @@ def plain_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def plain_rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """RMSNorm as torch operations, to BF16 as an unfused program stores it."""
+    import torch
+
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 
 
 def plain_rmsnorm_quantize(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both in one function, for `torch.compile` to fuse as it can."""
+    import torch
+
     wide = x.float()
     return plain_quantize(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight.float())
 
 
 def time_plain(what: str, how: str, shape: tuple[int, int]) -> Timing:
     """The last-axis variants in torch: how = "eager" or "torch.compile"."""
+    import torch
+
     weight = torch.randn(shape[1], device="cuda").to(torch.bfloat16)
     functions: dict[str, Callable[[torch.Tensor], Any]] = {
         "quantize": plain_quantize,
@@ -221,6 +240,8 @@ def time_plain(what: str, how: str, shape: tuple[int, int]) -> Timing:
 
 def surroundings() -> dict[str, Any]:
     """What the numbers were measured on and with."""
+    import torch
+
     properties = torch.cuda.get_device_properties(0)
     return {
         "kind": "measured",
