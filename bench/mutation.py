@@ -1,7 +1,7 @@
 """Mutation study of the race checker: how many broken synchronisation instructions it notices.
 
 Run as `OMP_NUM_THREADS=1 python bench/mutation.py TARGET... [--write]`; TARGET is what `mxfp8fa mutate` takes (step2, step3,
-flash-attn-4). --write puts each table into bench/results/mutation_TARGET.md.
+forward, flash-attn-4). --write puts each table into bench/results/mutation_TARGET.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ ABOUT = {
     "stages around seven tiles of K",
     "step3": "our block-scaled GEMM (`mxfp8fa.kernels.steps.step3_block_scaled`), MXFP8, 128 x 128 x 896: a ring of three "
     "stages around seven tiles of K",
+    "forward": "our MXFP8 attention, forward (`mxfp8fa.kernels.forward`, d = 64, not causal), four heads of 130 queries x 200 "
+    "keys, one after another in one persistent CTA",
     "flash-attn-4": "flash-attn-4's BF16 forward (`FlashAttentionForwardSm100`, d = 128, not causal), three heads of 256 "
     "queries x 384 keys, one after another in one persistent CTA",
 }

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,6 +113,28 @@ def test_who_arrives_and_waits_is_what_the_table_says(trace):
         told = roles.get(barrier.producer, set(barrier.producer.split(", ")))
         assert {re.sub(r"\d", "", x) for x in producers} <= told, name
         assert {re.sub(r"\d", "", x) for x in consumers} == {barrier.consumer}, name
+
+
+@pytest.mark.parametrize("interleave", [True, False])
+def test_what_interleaving_buys(interleave):
+    """With it, Q tile 0 has scores of the second head before O of Q tile 1 of the first head is complete."""
+    q, k, v = map(MXOperand.from_mx_tensor, operands(1, 140, 250, 2, 1, 128))
+    compiled, arguments, _ = forward_arguments(q, k, v, softmax_scale=0.1, ctas=1, interleave=interleave)
+    trace = emulator.Trace.named(names(128))
+    emulator.run(compiled, *arguments, trace=trace)
+    times = {
+        name: [e.step for e in trace.barrier_events if (e.barrier, e.what) == (name, "complete")]
+        for name in ("s_full[0]", "o_full[1]")
+    }
+    steps = 2  # tiles of keys
+    assert (times["s_full[0]"][steps] < times["o_full[1]"][0]) == interleave
+
+
+def test_the_readme_shows_the_tables():
+    readme = (Path(plan.__file__).parent / "README.md").read_text()
+    assert str(plan.TMEM) in readme and str(plan.BARRIERS) in readme
+    for _, target in re.findall(r"!?\[([^\]]*)\]\(([^)]+)\)", readme):
+        assert (Path(plan.__file__).parent / target).exists(), target
 
 
 def test_registers_are_those_of_an_sm():
