@@ -31,10 +31,9 @@ def load(cta: Fixed, sources: Fixed, mTerms: cute.Tensor) -> None:
     for head in cutlass.range(work.kv_head * work.group, (work.kv_head + 1) * work.group, unroll=1):
         for tile in cutlass.range(work.first, work.q_tiles, unroll=1):
             stage, q_full = t % STAGES, events.q_full.at(t)
-            events.q_empty.wait_one_turn_before(t)
+            events.empty.wait_one_turn_before(t)
             load_tile(cta, sources, of_q, tile, head, stage, TERMS_BYTES, q_full)
             bulk_load(mTerms[work.batch, head, tile, None], cta.sTerms[None, stage], q_full, TERMS_BYTES)
-            events.do_empty.wait_one_turn_before(t)
             load_tile(cta, sources, of_do, tile, head, stage, 0, events.do_full.at(t))
             t += 1
 

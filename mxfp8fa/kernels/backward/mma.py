@@ -118,7 +118,7 @@ def multiply(cta: Fixed, products: Fixed) -> None:
         if t > 0:
             events.ds_full.wait(t - 1)
             products.dk.issue(stage_before, t > 1)
-            events.q_empty.commit(t - 1)
+            events.empty.commit(t - 1)
         if t < count:
             events.s_drained.wait(t)
         if t > 0:
@@ -132,5 +132,4 @@ def multiply(cta: Fixed, products: Fixed) -> None:
             events.dp_full.commit(t)
             events.p_full.wait(t)
             products.dv.issue(stage, t > 0)
-            events.do_empty.commit(t)
     events.dkv_full.commit(0)

@@ -33,22 +33,21 @@ TMEM, 512 columns allocated:
 
 Barriers:
 
-    barrier      count  arrives                       waits                  means
-    kv_full      1      load warp, and the TMA bytes  mma warp               K and V and their scales are in shared memory
-    q_full[2]    1      load warp, and the TMA bytes  mma and compute warps  a tile of Q, its scales, lse and delta, likewise
-    do_full[2]   1      load warp, and the TMA bytes  mma warp               a tile of dO and its scales, likewise
-    q_empty[2]   1      tcgen05.commit                load warp              S and dK have read Q; lse and delta have been read
-    do_empty[2]  1      tcgen05.commit                load warp              dP and dV have read dO
-    s_full       1      tcgen05.commit                compute warps          S is in TMEM
-    s_drained    8      compute warps                 mma warp               S is in registers: scales may lie over it
-    p_full       8      compute warps                 mma warp               P is in TMEM
-    dp_full      1      tcgen05.commit                compute warps          dP is in TMEM; dS of the tile before has been read
-    dp_drained   8      compute warps                 mma warp               dP is in registers: scales may lie over it
-    ds_scaled    8      compute warps                 scales warp            the scales of dS are in shared memory, a word each
-    ds_full      9      compute and scales warps      mma warp               dS is in TMEM and SMEM, its scales in atoms
-    dq_full      1      tcgen05.commit                reduce warps           dQ is in TMEM
-    dq_drained   4      reduce warps                  mma warp               dQ is in registers: dP may overwrite it
-    dkv_full     1      tcgen05.commit                compute warps          dK and dV are complete
+    barrier     count  arrives                       waits                  means
+    kv_full     1      load warp, and the TMA bytes  mma warp               K and V and their scales are in shared memory
+    q_full[2]   1      load warp, and the TMA bytes  mma and compute warps  a tile of Q, its scales, lse and delta, likewise
+    do_full[2]  1      load warp, and the TMA bytes  mma warp               a tile of dO and its scales, likewise
+    empty[2]    1      tcgen05.commit                load warp              Q and dO have been read, and lse and delta
+    s_full      1      tcgen05.commit                compute warps          S is in TMEM
+    s_drained   8      compute warps                 mma warp               S is in registers: scales may lie over it
+    p_full      8      compute warps                 mma warp               P is in TMEM
+    dp_full     1      tcgen05.commit                compute warps          dP is in TMEM; dS of the tile before has been read
+    dp_drained  8      compute warps                 mma warp               dP is in registers: scales may lie over it
+    ds_scaled   8      compute warps                 scales warp            the scales of dS are in shared memory, a word each
+    ds_full     9      compute and scales warps      mma warp               dS is in TMEM and SMEM, its scales in atoms
+    dq_full     1      tcgen05.commit                reduce warps           dQ is in TMEM
+    dq_drained  4      reduce warps                  mma warp               dQ is in registers: dP may overwrite it
+    dkv_full    1      tcgen05.commit                compute warps          dK and dV are complete
 """
 
 from __future__ import annotations
@@ -106,8 +105,7 @@ BARRIERS = Barriers(
     Barrier("kv_full", 1, _LOAD, "mma warp", "K and V and their scales are in shared memory"),
     Barrier("q_full", 1, _LOAD, "mma and compute warps", "a tile of Q, its scales, lse and delta, likewise", STAGES),
     Barrier("do_full", 1, _LOAD, "mma warp", "a tile of dO and its scales, likewise", STAGES),
-    Barrier("q_empty", 1, _COMMIT, "load warp", "S and dK have read Q; lse and delta have been read", STAGES),
-    Barrier("do_empty", 1, _COMMIT, "load warp", "dP and dV have read dO", STAGES),
+    Barrier("empty", 1, _COMMIT, "load warp", "Q and dO have been read, and lse and delta", STAGES),
     Barrier("s_full", 1, _COMMIT, "compute warps", "S is in TMEM"),
     Barrier("s_drained", COMPUTE_WARPS, "compute warps", "mma warp", "S is in registers: scales may lie over it"),
     Barrier("p_full", COMPUTE_WARPS, "compute warps", "mma warp", "P is in TMEM"),
