@@ -37,6 +37,6 @@ def fig_emulator_speed(points: Sequence[tuple[int, float, float]], *, ax: Axes |
         axis.set_xticks(lengths, labels=[str(n) for n in lengths], minor=False)
         axis.minorticks_off()
         axis.set_xlabel("sequence length, queries and keys")
-    work = (lengths[-1] / lengths[0]) ** 2
-    finding = f"{work:.0f} times the work takes {seconds[-1] / seconds[0]:.0f} times as long; memory grows {memory[-1] / memory[0] - 1:.0%}"
+    work, longer, more = (lengths[-1] / lengths[0]) ** 2, seconds[-1] / seconds[0], memory[-1] / memory[0] - 1
+    finding = f"{work:.0f} times the work takes {longer:.0f} times as long; memory grows {more:.0%}"
     return finish(axes, ax, finding, "emulated", "flash-attn-4 BF16 forward, one head, head_dim 128, one thread")

@@ -222,3 +222,22 @@ def test_bounds_reject_a_wrong_result():
         with pytest.raises(AssertionError, match="beyond the bound"):
             compare(name, wrong[name].reference[None], expected[name])
     assert isinstance(expected["O"], Expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"schedule": "lazy"}, {"schedule": "random", "seed": 1}, {"check": "races"}])
+@pytest.mark.parametrize("case", [DENSE[0], DENSE[4], DENSE[9], DENSE[11]], ids=lambda c: c.name)
+def test_both_engines(flash_attn, switches, case, options):
+    """Python steps and machine code: not a bit of memory, not a count differs."""
+    import sys
+    from pathlib import Path
+
+    from mxfp8fa import emulator
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "compiled"))
+    from both_engines import both_engines
+
+    switches(two_cta=case.two_cta, clc=case.clc)
+    with both_engines() as programs, emulator.active(sm_count=case.sm_count, **options):
+        flash_attn.flash_attn_func(*(t.cuda() for t in case.inputs()), causal=case.causal)
+    assert programs
