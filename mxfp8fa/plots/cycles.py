@@ -89,3 +89,33 @@ def fig_predicted(rows: Sequence[tuple[str, float, float]], *, finding: str, par
     axes[0].set_ylabel("predicted over published time, %")
     axes[0].grid(axis="x", visible=False)
     return finish(axes, ax, finding, "modelled", f"{parameters}; grey: within 10 %")
+
+
+_KIND_COLORS = {"published": GREY, "modelled": BLUE, "measured": VERMILION, "emulated": "#117733"}
+
+
+@styled
+def fig_speeds(
+    rows: Sequence[tuple[str, str, float, float]], *, unit: str, finding: str, parameters: str, ax: Axes | None = None
+) -> Figure:
+    """Speeds side by side, each bar with its kind.
+
+    Args:
+        rows: what, kind, low and high end (equal for one number).
+        unit: of both ends.
+        finding: the title.
+        parameters: for the caption.
+        ax: where to draw; None for a new figure.
+    """
+    axes = panels(1, ax, size=(9.0, 1.4 + 0.32 * len(rows)))
+    for place, (_, kind, low, high) in enumerate(rows):
+        axes[0].barh(place, low, color=_KIND_COLORS[kind], height=0.7)
+        axes[0].barh(place, high - low, left=low, color=_KIND_COLORS[kind], height=0.7, alpha=0.45)
+        number = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+        axes[0].text(high, place, f" {number} {unit}, {kind}", va="center", fontsize=8)
+    axes[0].set_yticks(range(len(rows)), [what for what, *_ in rows], fontsize=8)
+    axes[0].invert_yaxis()
+    axes[0].set_xlim(0, 1.35 * max(high for *_, high in rows))
+    axes[0].set_xlabel(unit)
+    axes[0].grid(axis="y", visible=False)
+    return finish(axes, ax, finding, "published", parameters)

@@ -149,6 +149,8 @@ def kernel(source: Source, shape: AttentionShape, library: Library | None = None
         ValueError: it is not known how the kernel cuts the work.
     """
     tiling, library = source.tiling, library or Library()
+    if shape.causal and tiling is not None and tiling.backward:
+        raise ValueError("a causal backward cannot be extrapolated: its short problems have no tile with several steps")
     if tiling is None:
         raise ValueError(f"it is not known how {source.name} cuts attention into tiles")
     plan = [(1, SHORT), (1, LONG), (2, SHORT)] if tiling.persistent else [(1, SHORT), (1, LONG)]

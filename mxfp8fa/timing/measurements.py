@@ -82,8 +82,6 @@ TABLES: tuple[Table, ...] = (
             Row(FORWARD, _at(_B4, causal=True), 1418.1),
             Row(BACKWARD, _at(_B4), 1247.5),
             Row(BACKWARD, _at(_B4), 1359.8, two_cta=True),
-            Row(BACKWARD, _at(_B4, causal=True), 1117.9),
-            Row(BACKWARD, _at(_B4, causal=True), 1208.6, two_cta=True),
         ),
     ),
     Table(
