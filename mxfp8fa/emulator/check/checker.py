@@ -90,7 +90,7 @@ class Checker(Watch):
         self._tensor: dict[int, Shadow] = {}
         self._pages: dict[int, Shadow] = {}
         self._found: dict[Hashable, Finding] = {}
-        self._protocol = Protocol(self._report, self._places)
+        self._protocol = Protocol(self._report, self._places, self._sites)
         self._initialised = Initialised()
         self._predecessor: Actor | None = None
         if predecessor is not None:
@@ -187,13 +187,14 @@ class Checker(Watch):
 
     def publish(self, key: Hashable) -> None:
         """The phase's knowledge becomes available."""
-        self._meetings[key].publish()
-        self._protocol.completed(key)
+        meeting = self._meetings[key]
+        meeting.publish()
+        self._protocol.completed(key, meeting.published, lambda: self._places.barrier(key))
 
     def acquire(self, key: Hashable) -> None:
         """Take what the latest completed phase published."""
         self._learn_by_thread(self._meetings[key].published)
-        self._protocol.observed(key, self._current.number)
+        self._protocol.observed(key, self._current, self._site())
 
     def _learn_by_thread(self, published: Knowledge) -> None:
         """Acquire; tcgen05 instructions may have to wait for tcgen05.fence::after_thread_sync."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mxfp8fa.emulator.elements import Elements
 from mxfp8fa.emulator.names import Buffer, Names
@@ -29,6 +29,10 @@ class Places:
     def shared(self, cta: CTA, offset: int) -> str:
         """A place in shared memory."""
         return f"shared offset {offset:#x} of {cta}" + self._shared_name(offset)
+
+    def barrier(self, key: Any) -> str:
+        """A synchronisation object, by the machine's key of it."""
+        return self._names.barrier(key)
 
     def _shared_name(self, offset: int) -> str:
         if offset in self._names.barriers:

@@ -53,7 +53,7 @@ class Witness(Checker):
             self.executions += 1
             self.fresh += not published.vector.any()
             self._would_learn(published)
-            self._protocol.observed(key, self._current.number)
+            self._protocol.passed_by(key, self._current)
         else:
             before = self._current.known
             super().acquire(key)
