@@ -165,6 +165,7 @@ def fig_step_cycles(data: Sequence[LoopCosts], *, ax: Ax = None) -> Figure:
         f"{max(busiest, step_costs.tensor_cycles()):.0f}",
         "modelled",
         "SASS of the steady loop, counted in compiled kernels, times third-party rates; whiskers: all uncertain rates at "
-        "either end. Bars are lower bounds, not times: nothing is said about how well they overlap. Published: 2.82 to "
+        "either end. Bars are lower bounds, not times: nothing is said about how well they overlap. Lines are those of eight-bit "
+        "operands; flash-attn-4 is BF16. Published: 2.82 to "
         f"2.85 PF at {step_costs.CLOCKS_GHZ[0]} to {step_costs.CLOCKS_GHZ[1]} GHz",
     )
