@@ -258,3 +258,27 @@ def surroundings() -> dict[str, Any]:
 def as_record(timings: Iterator[Timing] | Sequence[Timing]) -> list[dict[str, Any]]:
     """For JSON."""
     return [asdict(timing) for timing in timings]
+
+
+def all_timings() -> Iterator[Timing]:
+    """The whole table: bandwidths with a copy of as many bytes before each shape, then products, then torch's ways."""
+    for shape in SHAPES:
+        yield time_copy(quantize_bytes(shape, "last axis"))
+        for kind in BLOCK_KINDS:
+            yield time_quantize(shape, kind)
+        for kind in BLOCK_KINDS:
+            yield time_rmsnorm(shape, kind)
+    for product in GEMM_SHAPES:
+        for how in ("cuBLAS", "own, BF16 out", *BLOCK_KINDS):
+            yield time_gemm(product, how)
+    for how in ("eager", "torch.compile"):
+        for what in ("quantize", "rmsnorm_quantize"):
+            yield time_plain(what, how, (65536, 4096))
+        for product in GEMM_SHAPES[:3]:
+            yield time_gemm(product, how)
+
+
+def line(timing: Timing) -> str:
+    """One timing as text."""
+    rate = f"{timing.tflops:7.1f} TFLOP/s" if timing.flops else f"{timing.tb_per_s:7.3f} TB/s"
+    return f"{timing.what:18} {timing.how:14} {timing.shape!s:20} {timing.us:9.1f} us {rate}  spread {timing.spread:.3f}"

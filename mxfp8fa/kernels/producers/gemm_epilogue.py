@@ -139,7 +139,7 @@ def store_scales(
         head_index = cutlass.Int64(place.batch * heads + head)
         exists = [first + BLOCK * b < geometry.n if b < narrow else False for b in range(ATOM_BLOCKS)]
         if first < geometry.n:
-            if cutlass.const_expr(target[1] is not None):
+            if cutlass.const_expr(target[1] is not None):  # noqa: SIM102 (compiled in, unlike the other condition)
                 if lane % 4 == 0:
                     atom = (head_index * geometry.tiles + place.tile) * across + tile_d
                     for i in cutlass.range_constexpr(ROWS):
@@ -153,7 +153,7 @@ def store_scales(
                         offset = cute.assume(atom * ATOM_BYTES + LINE * token + 4 * token_block, divby=4)
                         gWord = cute.make_tensor(cute.recast_ptr(target[1] + offset, dtype=cutlass.Int32), 1)
                         gWord[0] = word
-            if cutlass.const_expr(target[2] is not None):
+            if cutlass.const_expr(target[2] is not None):  # noqa: SIM102
                 if lane < 4:
                     atom = (head_index * across + tile_d) * geometry.tiles + place.tile
                     gAtom = cute.make_tensor(target[2] + atom * ATOM_BYTES, ATOM_BYTES)

@@ -9,7 +9,7 @@ import cutlass
 import torch
 
 from mxfp8fa.kernels.operands import MXOperand
-from mxfp8fa.kernels.producers import rmsnorm_kernel
+from mxfp8fa.kernels.producers import rmsnorm_cluster_kernel, rmsnorm_kernel
 from mxfp8fa.kernels.producers.data import (
     FLOATS,
     check_floats,
@@ -88,8 +88,9 @@ def rmsnorm_quantize(
     if operand.codes.numel():
         source, factors = with_aligned_rows(x.detach()), with_aligned_rows(weight.detach())
         scales = operand.scales.get("tokens"), operand.scales.get("head_dim")
+        kernel = rmsnorm_kernel if columns <= rmsnorm_kernel.CTA_COLUMNS else rmsnorm_cluster_kernel
         launch(
-            rmsnorm_kernel.rmsnorm_quantize,
+            kernel.rmsnorm_quantize,
             pointer(source),
             pointer(factors),
             pointer(operand.codes, blocks.element_type),
@@ -98,7 +99,7 @@ def rmsnorm_quantize(
             cutlass.Float32(eps),
             cutlass.Int32(multiprocessors(x.device)),
             device=x.device,
-            constants=(blocks, rmsnorm_kernel.shape_for(columns, x.element_size())),
+            constants=(blocks, kernel.shape_for(columns, x.element_size())),
             memory=(source, factors, operand.codes, *scales, y, rstd, tokens.table),
         )
     return Normalized(operand, rstd, y)

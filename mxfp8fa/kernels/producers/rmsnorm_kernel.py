@@ -1,19 +1,18 @@
 """RMSNorm and quantize: y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps), straight to codes and scales.
 
-A row has to be seen to its end before its first code can be made, and blocks along the tokens need 32 rows at once: 32
-rows of 8,192 are 512 KiB, more than an SM holds. So a cluster of up to eight CTAs shares 32 tokens, x is read once, and
-sums of squares meet in shared memory, every CTA telling every other.
+A row has to be seen to its end before its first code can be made, and blocks along the tokens need 32 rows at once. Here
+a CTA holds 32 rows of at most 1,024; `rmsnorm_cluster_kernel` has longer ones.
 
-    load 32 x 64 a warp -> squares: thread, warp (shuffles), CTA (shared memory), cluster -> rstd -> y -> `fragment`
+    load 32 x 64 a warp -> squares: thread, warp (shuffles), CTA (shared memory) -> rstd -> y -> `fragment`
 
 Loading, adding up and quantizing follow each other, so memory would rest most of the time. CTAs stay on their SM, and
 while one quantizes 32 tokens, the next are on their way (cp.async). A thread copies what it alone will read, so this
-pipeline needs no barrier; the sums need two, one in the CTA and one in the cluster.
+pipeline needs no barrier; the sum needs two.
 
-Scales go out byte by byte: the four groups of 32 tokens that share an atom are different clusters. Groups whose tokens
-do not exist write the zeros of their part of the padding.
+Scales go out byte by byte: the four groups of 32 tokens that share an atom are different turns, or CTAs. Groups whose
+tokens do not exist write the zeros of their part of the padding.
 
-Constraints: as for `quantize_kernel`; rows of at most 8,192.
+Constraints: as for `quantize_kernel`; rows of at most 1,024.
 """
 
 from typing import NamedTuple
@@ -36,9 +35,8 @@ from mxfp8fa.kernels.producers.quantize_kernel import (
 from mxfp8fa.layouts import ATOM_BYTES
 from mxfp8fa.numerics.mx_tensor import BLOCK
 
-CTA_COLUMNS = 512  # where eight CTAs suffice; two CTAs an SM wait for each other's barriers less
-MAX_CLUSTER = 8  # portable (CUDA C++ Programming Guide, "Thread Block Clusters")
-MAX_COLUMNS = 8192
+CTA_COLUMNS = 1024
+MAX_COLUMNS = 8192  # of `rmsnorm_cluster_kernel`
 BLOCKS_OF_TILE = TILE_TOKENS // BLOCK
 COLUMN_LANES = (1, 2, 4)  # distances of the lanes that share a token
 SM_THREADS = 512  # at least, at up to 128 registers each
@@ -48,9 +46,8 @@ SMEM_PERCENT = 100  # of the memory that is both L1 and shared memory
 
 
 class Shape(NamedTuple):
-    """How rows are shared out; what a kernel is compiled for."""
+    """Of a CTA; what a kernel is compiled for."""
 
-    cluster: int  # CTAs that share a row
     warps: int  # of a CTA
     stages: int  # groups of 32 tokens that a CTA holds: one in work, the others on their way
 
@@ -66,10 +63,9 @@ class Shape(NamedTuple):
 
 
 def shape_for(columns: int, element_bytes: int) -> Shape:
-    """The CTAs, 1, 2, 4 or 8, that share a row of so many columns, each with whole atoms of it."""
-    cluster = next((size for size in (1, 2, 4) if columns <= CTA_COLUMNS * size), MAX_CLUSTER)
-    warps = -(-columns // (cluster * TILE_COLUMNS)) * (TILE_COLUMNS // WARP_COLUMNS)
-    shape = Shape(cluster, warps, 1)
+    """A CTA for a row of so many columns, with whole atoms of it."""
+    warps = -(-columns // TILE_COLUMNS) * (TILE_COLUMNS // WARP_COLUMNS)
+    shape = Shape(warps, 1)
     stage_bytes = BLOCK * WARP_COLUMNS * warps * element_bytes
     return shape._replace(stages=max(1, min(MAX_STAGES, SM_STAGE_BYTES // (shape.ctas_per_sm * stage_bytes))))
 
@@ -92,7 +88,7 @@ def rmsnorm_quantize(
     blocks: cutlass.Constexpr[Blocks],
     shape: cutlass.Constexpr[Shape],
 ) -> None:
-    """Launch as many clusters as fit on the GPU beside each other; each takes every so manieth group of 32 tokens.
+    """Launch as many CTAs as fit on the GPU beside each other; each takes every so manieth group of 32 tokens.
 
     Args:
         pX: first element of the data.
@@ -112,15 +108,12 @@ def rmsnorm_quantize(
         shape: how a row is shared out.
     """
     batches, _, heads, _, tiles = sizes
-    clusters = cutlass.min(
-        batches * tiles * BLOCKS_OF_TILE * heads, cutlass.max(multiprocessors * shape.ctas_per_sm // shape.cluster, 1)
-    )
+    ctas = cutlass.min(batches * tiles * BLOCKS_OF_TILE * heads, multiprocessors * shape.ctas_per_sm)
     rmsnorm_quantize_kernel(
         pX, pWeight, pCodes, pTokens, pHeadDim, pY, pRstd, pTiles, sizes, strides, eps, blocks, shape
     ).launch(
-        grid=(clusters * shape.cluster, 1, 1),
+        grid=(ctas, 1, 1),
         block=(shape.threads, 1, 1),
-        cluster=(shape.cluster, 1, 1),
         stream=stream,
         min_blocks_per_mp=shape.ctas_per_sm,
         preferred_smem_carveout=SMEM_PERCENT,
@@ -143,15 +136,14 @@ def rmsnorm_quantize_kernel(
     blocks: cutlass.Constexpr[Blocks],
     shape: cutlass.Constexpr[Shape],
 ) -> None:
-    """One CTA: its part of the columns, group after group of 32 tokens."""
+    """One CTA: group after group of 32 tokens."""
     thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
+    first_group, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
-    rank, first_group, clusters = cta % shape.cluster, cta // shape.cluster, ctas // shape.cluster
     batches, seqlen, heads, head_dim, tiles = sizes
     groups = batches * tiles * BLOCKS_OF_TILE * heads
     lane, warp = thread % 32, thread // 32
-    column = WARP_COLUMNS * (shape.warps * rank + warp) + VECTOR * (lane % 8)
+    column = WARP_COLUMNS * warp + VECTOR * (lane % 8)
     inside = column < head_dim
     at = cutlass.min(column, head_dim - VECTOR)
     across = cute.ceil_div(head_dim, TILE_COLUMNS)
@@ -160,22 +152,19 @@ def rmsnorm_quantize_kernel(
     storage = allocate(pX.dtype, shape)
     sX = storage[0]
 
-    if cutlass.const_expr(shape.cluster > 1):
-        cute.arch.cluster_arrive()  # so that all CTAs are there when the first writes into another's memory
-        cute.arch.cluster_wait()
     for ahead in cutlass.range_constexpr(shape.stages - 1):
-        load_group(pX, pTiles, first_group + ahead * clusters, groups, sizes, strides, at, sX[None, None, thread, ahead])
+        load_group(pX, pTiles, first_group + ahead * ctas, groups, sizes, strides, at, sX[None, None, thread, ahead])
     turn = cutlass.Int32(0)
-    for group in cutlass.range(first_group, groups, clusters, unroll=1):
+    for group in cutlass.range(first_group, groups, ctas, unroll=1):
         next_sX = sX[None, None, thread, (turn + shape.stages - 1) % shape.stages]
-        load_group(pX, pTiles, group + (shape.stages - 1) * clusters, groups, sizes, strides, at, next_sX)
+        load_group(pX, pTiles, group + (shape.stages - 1) * ctas, groups, sizes, strides, at, next_sX)
         cute.arch.cp_async_wait_group(shape.stages - 1)
         x = rows_of(sX[None, None, thread, turn % shape.stages])
-        rstd = reciprocal_rms(x, storage, inside, head_dim, eps, rank, turn, shape)
+        rstd = reciprocal_rms(x, storage, inside, head_dim, eps, turn, shape)
 
         batch, head, tile, token_block, first, tokens = place(group, pTiles, sizes)
         row = (cutlass.Int64(batch) * seqlen + first) * heads + head
-        if rank == 0 and warp == 0 and lane < tokens:
+        if warp == 0 and lane < tokens:
             cute.make_tensor(pRstd + (row + lane * heads), 1)[0] = rstd
         y = scaled_rows(x, rstd, weight.load().to(cutlass.Float32), lane)
         scales = fragment_scales(lambda i, _, y=y: y[i], ROWS, 1, ROW_LANES, blocks)
@@ -198,7 +187,7 @@ def allocate(element_type: type[cutlass.Numeric], shape: Shape) -> tuple[cute.Te
 
     Returns:
         x, (8, rows, threads, stages), of which a thread writes and reads its own; sums of squares of 32 tokens by warp, and
-        by CTA of the cluster, in two copies for even and odd turns.
+        of the CTA, in two copies for even and odd turns.
     """
     smem = memory.SmemAllocator()
     threads = shape.threads
@@ -208,7 +197,7 @@ def allocate(element_type: type[cutlass.Numeric], shape: Shape) -> tuple[cute.Te
     return (
         smem.allocate_tensor(element_type, kept, byte_alignment=128),
         smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.warps)), byte_alignment=128),
-        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.cluster, 2)), byte_alignment=128),
+        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, 2)), byte_alignment=128),
     )
 
 
@@ -269,11 +258,10 @@ def reciprocal_rms(
     inside: cutlass.Boolean,
     head_dim: cutlass.Int32,
     eps: cutlass.Float32,
-    rank: cutlass.Int32,
     turn: cutlass.Int32,
     shape: cutlass.Constexpr[Shape],
 ) -> cutlass.Float32:
-    """rstd of token `lane`, from the parts of its row that all threads of the cluster hold.
+    """rstd of token `lane`, from the parts of its row that all threads of the CTA hold.
 
     Args:
         x: the thread's rows.
@@ -281,9 +269,8 @@ def reciprocal_rms(
         inside: whether the thread's columns exist.
         head_dim: length of a row.
         eps: added to the mean.
-        rank: of the CTA in its cluster.
         turn: counts the groups of the CTA.
-        shape: how rows are shared out.
+        shape: of the CTA.
     """
     _, sOfWarp, sOfCta = storage
     thread, _, _ = cute.arch.thread_idx()
@@ -299,26 +286,9 @@ def reciprocal_rms(
         total = sOfWarp[lane, 0]
         for other in cutlass.range_constexpr(1, shape.warps):
             total += sOfWarp[lane, other]
-        target = sOfCta.iterator + (lane + BLOCK * (rank + shape.cluster * (turn % 2)))
-        for peer in cutlass.range_constexpr(shape.cluster):
-            if cutlass.const_expr(shape.cluster > 1):
-                store_to_peer(cute.arch.map_dsmem_ptr(target, peer), total)
-            else:
-                cute.make_tensor(target, 1)[0] = total
-    if cutlass.const_expr(shape.cluster > 1):
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()
-    total = sOfCta[lane, 0, turn % 2]
-    for other in cutlass.range_constexpr(1, shape.cluster):
-        total += sOfCta[lane, other, turn % 2]
-    return cute.math.rsqrt(total / cutlass.Float32(head_dim) + eps)
-
-
-def store_to_peer(target: cute.Pointer, value: cutlass.Float32) -> None:
-    """Write into the shared memory of a CTA of the cluster (`map_dsmem_ptr`); the DSL has no call for a plain store."""
-    cute.arch.inline_ptx("st.shared::cluster.f32 [{$r0}], {$r1};", read_only_args=[target.toint(), value])
+        sOfCta[lane, turn % 2] = total
+    cute.arch.sync_threads()
+    return cute.math.rsqrt(sOfCta[lane, turn % 2] / cutlass.Float32(head_dim) + eps)
 
 
 def sum_of_squares(x: cute.TensorSSA) -> cutlass.Float32:
