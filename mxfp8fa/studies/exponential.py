@@ -119,8 +119,8 @@ GROUPS = ("by logit std", "P alone", "by length", "real tensors")
 
 def measure_groups() -> dict[str, list[Accuracy]]:
     """Everything above in one list per group; minutes."""
-    made = (by_logit_std(), p_alone(), by_length(), on_real_tensors())
-    return {name: [a for cases in group.values() for a in cases] for name, group in zip(GROUPS, made, strict=True)}
+    made = (by_logit_std().values(), p_alone().values(), by_length().values(), on_real_tensors().values())
+    return {name: [a for case in cases for a in case] for name, cases in zip(GROUPS, made, strict=True)}
 
 
 def shipped_groups() -> dict[str, list[Accuracy]]:
@@ -158,7 +158,7 @@ def coefficients(degree: int) -> tuple[float, ...]:
     grid = np.linspace(0, 1, 20_001)
     points = (1 - np.cos(np.pi * np.arange(degree + 2) / (degree + 1))) / 2
     signs = (-1.0) ** np.arange(degree + 2)
-    c = np.zeros(degree + 1)
+    c: NDArray = np.zeros(degree + 1)
     for _ in range(12):
         matrix = np.column_stack([points[:, None] ** np.arange(degree + 1) / np.exp2(points)[:, None], signs])
         c = np.linalg.solve(matrix, np.ones(degree + 2))[:-1]
@@ -196,7 +196,7 @@ def _degree(inputs: AttentionInputs, degree: int) -> Degree:
     """One degree; 0 is the exact exp2."""
     q, k, v = (x[0, :, 0] for x in (inputs.q, inputs.k, inputs.v))
     stored = [quantize(q, axes=1), quantize(k, axes=1), quantize(v, axes=0)]
-    x = _exponents(*stored[:2], inputs.softmax_scale)  # log2 of 2^8 P
+    x = _exponents(stored[0], stored[1], inputs.softmax_scale)  # log2 of 2^8 P
     largest = 0.0
     if degree:
         grid = np.linspace(-1, 0, 100_001, dtype=np.float32)[:-1]
@@ -204,9 +204,10 @@ def _degree(inputs: AttentionInputs, degree: int) -> Degree:
     p = exp2_polynomial(x, degree) if degree else exp2_ftz(x)
     codes = encode(p, "e4m3")
     changed = float(np.mean(codes != encode(exp2_ftz(x), "e4m3")))
-    values = [t.dequantize(np.float64) for t in stored]
-    o = decode(codes, "e4m3").astype(np.float64) @ values[2] / p.sum(axis=1, dtype=np.float64)[:, None]
-    return Degree(degree, largest, changed, sqnr_db(o, _attention(q, k, v, inputs)), sqnr_db(o, _attention(*values, inputs)))
+    q_values, k_values, v_values = (t.dequantize(np.float64) for t in stored)
+    o = decode(codes, "e4m3").astype(np.float64) @ v_values / p.sum(axis=1, dtype=np.float64)[:, None]
+    exact, p_alone = _attention(q, k, v, inputs), _attention(q_values, k_values, v_values, inputs)
+    return Degree(degree, largest, changed, sqnr_db(o, exact), sqnr_db(o, p_alone))
 
 
 def _exponents(q: MXTensor, k: MXTensor, softmax_scale: float) -> Float32:

@@ -91,8 +91,8 @@ def loop_costs(name: str, binaries: Sequence[Binary]) -> LoopCosts:
     if not softmax:
         raise ValueError(f"{name} has no loop that turns scores into probabilities")
     code = min(softmax, key=lambda turn: len(turn) / _scores(turn))
-    counts = Counter(i.opcode for i in code), Counter(unit_of(i).value for i in code)
-    return LoopCosts(name, _scores(code), *map(dict, counts), _pipes(code))
+    opcodes, units = Counter(i.opcode for i in code), Counter(unit_of(i).value for i in code)
+    return LoopCosts(name, _scores(code), dict(opcodes), dict(units), _pipes(code))
 
 
 def cheapest_turn(graph: Graph, loop: Loop) -> list[Instruction]:
