@@ -27,6 +27,7 @@ COMMANDS = {
     "mutate": "break a kernel's barriers one by one: does the checker notice?",
     "inspect": "what a compiled kernel needs: registers, spills, SASS per score, compile time",
     "model": "how fast a kernel would be on a B200 (modelled)",
+    "bench": "time the producers on a CUDA GPU",
     "train_demo": "train a small model in BF16 and in MXFP8",
     "figures": "redraw the pictures of figures/",
 }

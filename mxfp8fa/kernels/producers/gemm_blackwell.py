@@ -4,9 +4,9 @@ While the epilogue empties one accumulator the tensor core fills the other, so a
 
 TMEM, 512 columns allocated:
 
-    columns  name  written by   read by      holds
-    0-255    D0    tcgen05.mma  tcgen05.ld   accumulator of even tiles: token m in lane m
-    256-511  D1    tcgen05.mma  tcgen05.ld   accumulator of odd tiles
+    columns  name  written by   read by     holds
+    0-255    D0    tcgen05.mma  tcgen05.ld  accumulator of even tiles: token m in lane m
+    256-511  D1    tcgen05.mma  tcgen05.ld  accumulator of odd tiles
 
 Barriers:
 
