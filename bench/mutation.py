@@ -28,6 +28,9 @@ ABOUT = {
     "stages around seven tiles of K",
     "forward": "our MXFP8 attention, forward (`mxfp8fa.kernels.forward`, d = 64, not causal), four heads of 130 queries x 200 "
     "keys, one after another in one persistent CTA",
+    "step6": "our attention loop (`mxfp8fa.kernels.steps.step6_kv_loop`), MXFP8, 128 queries x 600 keys, d = 64",
+    "step7": "our warp-specialised attention loop (`mxfp8fa.kernels.steps.step7_warp_specialised`), MXFP8, 128 queries x 600 "
+    "keys, d = 64: rings of two stages around five tiles of keys",
     "flash-attn-4": "flash-attn-4's BF16 forward (`FlashAttentionForwardSm100`, d = 128, not causal), three heads of 256 "
     "queries x 384 keys, one after another in one persistent CTA",
 }

@@ -70,7 +70,7 @@ def of(module_cases, *names):
     return [pytest.param(case, id=case.name) for case in chosen]
 
 
-@pytest.mark.parametrize("case", of(test_cudnn_mxfp8.CASES, "1cta", "1cta-causal", "2cta", "d64-1cta", "d256-1cta"))
+@pytest.mark.parametrize("case", of(test_cudnn_mxfp8.CASES, "1cta", "1cta-causal", "2cta", "d64-1cta"))
 def test_forward_of_cudnn(cudnn, silent, case):
     test_cudnn_mxfp8.test_mxfp8_forward(cudnn, silent, case, ALL)
 
