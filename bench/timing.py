@@ -1,6 +1,7 @@
 """The timing model against published times: python bench/timing.py writes bench/results/timing.md and timing.json
 
     python bench/timing.py --recordings DIR      keeps the short runs there, and takes those that are there already
+    python bench/timing.py --full                also compares with longer runs, and varies every uncertain constant
 
 Recording takes some minutes per kernel on two quiet cores (compilation included); simulating takes seconds. Needs the extras
 `kernels`, `peers` and `timing`. Progress goes to stderr. The JSON file holds what notebook 12 shows.
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from mxfp8fa.cli.programs import load_source
-from mxfp8fa.timing.chip import petaflops
+from mxfp8fa.timing.chip import on_chip, petaflops
 from mxfp8fa.timing.estimate import LONG, SHORT, Kernel, Library, kernel, main_launch, short_shape, spread
 from mxfp8fa.timing.measurements import CLOCKS_GHZ, TABLES, Row, Table
 from mxfp8fa.timing.rates import CONSTANTS, Rates
@@ -57,7 +58,15 @@ class Recordings:
     """Short runs, made or read from a folder."""
 
     def __init__(self, folder: Path | None):
-        self._folder, self._made = folder, {}
+        self._folder, self._made, self._increments = folder, {}, {}
+
+    def cycles(self, row: Row) -> float:
+        """Modelled cycles of a published row."""
+        variant = Variant.of(row)
+        made = self.of(variant)
+        if variant not in self._increments:
+            self._increments[variant] = made.increments()
+        return on_chip(row.shape, made.tiling, self._increments[variant], Rates()).cycles
 
     def of(self, variant: Variant) -> Kernel:
         """The kernel of a variant."""
@@ -108,7 +117,7 @@ def around_us(row: Row, rates: Rates) -> float:
 
 def judged(table: Table, recordings: Recordings, rates: Rates) -> tuple[float, list[tuple[Row, float, float]]]:
     """The table's clock, and per row cycles and predicted microseconds."""
-    cycles = [recordings.of(Variant.of(row)).at(row.shape, rates).cycles for row in table.rows]
+    cycles = [recordings.cycles(row) for row in table.rows]
     first = table.rows[0]
     clock = cycles[0] / (first.microseconds - rates["launch_us"] - around_us(first, rates)) / 1000
     return clock, [
@@ -158,7 +167,7 @@ def extrapolation_section(recordings: Recordings) -> list[str]:
 
 
 def ours_section(recordings: Recordings) -> list[str]:
-    """Our forward: speed by length, what a step is made of, sensitivity."""
+    """Our forward: speed by length, and what a step is made of."""
     made, rates, rows = recordings.of(Variant(OURS)), Rates(), []
     for length in LENGTHS:
         shape = LLM if length == LLM.seqlen_q else AttentionShape.parse(f"b{max(1, 32768 // length)}-h16-s{length}-d128")
@@ -174,10 +183,16 @@ def ours_section(recordings: Recordings) -> list[str]:
                  [(r.name, f"{r.cycles:.0f}", f"{100 * r.share:.0f} %") for r in step_resources(made)]), "",
         markdown(("who", "why", "cycles of a step"), [(w.who, w.why, f"{w.cycles:.0f}") for w in longest_waits(made)]), "",
     ]  # fmt: skip
-    changes = made.sensitivity(LLM)
+    return lines
+
+
+def sensitivity_section(recordings: Recordings) -> list[str]:
+    """What the uncertain constants do to our forward."""
+    changes = recordings.of(Variant(OURS)).sensitivity(LLM)
     low, high = spread(changes)
     ordered = sorted(changes.items(), key=lambda item: -max(map(abs, item[1])))
-    lines += [f"Uncertain constants move its cycles at {LLM} by {100 * low:+.1f} % to {100 * high:+.1f} % together; one by one:"]
+    moved = f"{100 * low:+.1f} % to {100 * high:+.1f} %"
+    lines = [f"Uncertain constants move the cycles of our forward at {LLM} by {moved} together; one by one:"]
     table = [
         (c.what, f"{c.low:g} to {c.high:g} {c.unit}", f"{100 * changes[name][0]:+.1f} %", f"{100 * changes[name][1]:+.1f} %")
         for name, c in ((name, CONSTANTS[name]) for name, pair in ordered if max(map(abs, pair)) > _SHOWN)
@@ -220,6 +235,7 @@ def main() -> None:
     """Write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recordings", type=Path, metavar="DIR", help="folder of the short runs")
+    parser.add_argument("--full", action="store_true", help="longer runs and sensitivity too")
     args = parser.parse_args()
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
     recordings = Recordings(args.recordings)
@@ -230,10 +246,14 @@ def main() -> None:
             "Nothing is fitted but one clock per published table (nobody states theirs); constants come from microbenchmarks.",
         ]),
         ("Predicted and published", published_section(recordings)),
-        ("Extrapolation", extrapolation_section(recordings)),
         ("Our forward", ours_section(recordings)),
         ("Constants", constants_section()),
     ]  # fmt: skip
+    if args.full:
+        sections += [
+            ("Extrapolation", extrapolation_section(recordings)),
+            ("Sensitivity", sensitivity_section(recordings)),
+        ]
     texts = [f"{'#' * (1 + bool(i))} {title}\n\n" + "\n".join(lines) for i, (title, lines) in enumerate(sections)]
     RESULTS.with_suffix(".md").write_text("\n\n".join(texts) + "\n")
 
