@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import cutlass
 import torch
 
-from mxfp8fa.kernels.execution import compile_once, execute
+from mxfp8fa.kernels.execution import compile_once, execute, sm_count
 from mxfp8fa.kernels.forward import plan
 from mxfp8fa.kernels.forward.kernel import attention_forward
 from mxfp8fa.kernels.forward.names import names
@@ -23,7 +23,6 @@ from mxfp8fa.numerics.softmax import softmax_scale_log2
 OUT_DTYPES = {
     torch.float32: cutlass.Float32, torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16,
 }  # fmt: skip
-B200_SMS = 148
 
 
 class Call(NamedTuple):
@@ -113,7 +112,7 @@ def make_call(
         causal: likewise.
         options: likewise; `AttentionOptions()` if None.
         out_dtype: likewise.
-        ctas: how many run at the same time; as many as the device has SMs if None, 148 for CPU tensors.
+        ctas: how many run at the same time; as many as the device has SMs if None.
         interleave: see `plan.Config`; False only serves to show what it buys.
 
     Raises:
@@ -126,8 +125,7 @@ def make_call(
     device = q.codes.device
     o = torch.empty(q.shape, dtype=out_dtype, device=device)
     lse = torch.empty((batch, heads_q, seqlen_q), dtype=torch.float32, device=device)
-    if ctas is None:
-        ctas = B200_SMS if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+    ctas = sm_count(device) if ctas is None else ctas
     config = plan.Config(
         head_dim, OUT_DTYPES[out_dtype], causal, options.p_offset, options.rescale_threshold,
         options.row_sum == "rounded", options.sum_format == "float16", options.polynomial_columns,
