@@ -133,7 +133,7 @@ def time_quantize(shape: tuple[int, int], kind: str) -> Timing:
     from mxfp8fa.kernels.producers import quantize
 
     moved = quantize_bytes(shape, kind)
-    us, spread = measure([lambda x=x: quantize(x, axes=BLOCK_KINDS[kind]) for x in inputs(shape, copies(moved))])
+    us, spread = measure([lambda x=x: quantize(x, axes=BLOCK_KINDS[kind]) for x in inputs(shape, copies(moved))])  # type: ignore[misc]
     return Timing("quantize", kind, shape, us, spread, moved)
 
 
@@ -171,10 +171,10 @@ def time_gemm(shape: tuple[int, int, int], how: str) -> Timing:
         "own, BF16 out": lambda x: gemm(x, weight),
         "eager": lambda x: plain_quantize(x @ weight.T),
         "torch.compile": torch.compile(lambda x: plain_quantize(x @ weight.T), dynamic=False),
-        **{kind: lambda x, axes=axes: gemm_quantize(x, weight, axes=axes) for kind, axes in BLOCK_KINDS.items()},
+        **{kind: lambda x, axes=axes: gemm_quantize(x, weight, axes=axes) for kind, axes in BLOCK_KINDS.items()},  # type: ignore[misc]
     }
     xs = inputs((tokens, k), max(2, -(-ROTATE_BYTES // (2 * tokens * (k + n)))))
-    us, spread = measure([lambda x=x: functions[how](x) for x in xs], graph=how not in ("eager", "torch.compile"))
+    us, spread = measure([lambda x=x: functions[how](x) for x in xs], graph=how not in ("eager", "torch.compile"))  # type: ignore[misc]
     return Timing("gemm", how, shape, us, spread, flops=2 * tokens * n * k)
 
 
@@ -234,7 +234,7 @@ def time_plain(what: str, how: str, shape: tuple[int, int]) -> Timing:
         torch._dynamo.reset()
         function = torch.compile(function, dynamic=False)
     moved = quantize_bytes(shape, "last axis") + (4 * shape[0] if what == "rmsnorm_quantize" else 0)
-    us, spread = measure([lambda x=x: function(x) for x in inputs(shape, 2)], graph=False, repeats=5)
+    us, spread = measure([lambda x=x: function(x) for x in inputs(shape, 2)], graph=False, repeats=5)  # type: ignore[misc]
     return Timing(what, how, shape, us, spread, moved)
 
 

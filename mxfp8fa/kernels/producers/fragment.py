@@ -69,12 +69,12 @@ class Scales:
     """Scale codes of a fragment as Int32, in the calling thread.
 
     Attributes:
-        of_row: by row and block of columns, where blocks run along the last axis.
-        of_column: by column and block of columns, where they run along the tokens.
+        of_row: list by row, then by block of columns, where blocks run along the last axis; else None.
+        of_column: likewise by column, where they run along the tokens; else None.
     """
 
-    of_row: list[list[Any]] | None
-    of_column: list[list[Any]] | None
+    of_row: Any
+    of_column: Any
 
 
 Row = Callable[[int, int], Any]  # (row, block of columns) -> the thread's 8 values of it, a float32 vector

@@ -167,7 +167,7 @@ def rmsnorm_quantize_kernel(
         if warp == 0 and lane < tokens:
             cute.make_tensor(pRstd + (row + lane * heads), 1)[0] = rstd
         y = scaled_rows(x, rstd, weight.load().to(cutlass.Float32), lane)
-        scales = fragment_scales(lambda i, _, y=y: y[i], ROWS, 1, ROW_LANES, blocks)
+        scales = fragment_scales(lambda i, _, y=y: y[i], ROWS, 1, ROW_LANES, blocks)  # type: ignore[misc]
         store(y, scales, (pCodes, pY), row * head_dim + column, heads * head_dim, inside, tokens, blocks)
         if column < across * TILE_COLUMNS:
             head_index = cutlass.Int64(batch * heads + head)
