@@ -3,8 +3,9 @@
 Writes into the output folder: timeline.png, tensor_memory.png, shared_ring.png, barriers.png and trace.json, which
 https://ui.perfetto.dev and chrome://tracing open. Time is counted in steps of the emulation: an order, not cycles.
 
-TARGET is step2 or step3 (matrix products of this package), step6 or step7 (its attention loops), flash-attn-4 (in a checkout, with the extra `peers`), or
-FILE.py:FUNCTION, a function that returns (compiled, args) or (compiled, args, names).
+TARGET is step2 or step3 (matrix products of this package), step6 or step7 (its attention loops), forward (the
+attention kernel), flash-attn-4 (in a checkout, with the extra `peers`), or FILE.py:FUNCTION,
+a function that returns (compiled, args) or (compiled, args, names).
 Exit status: 0; 3 when the kernel did something wrong.
 """
 
