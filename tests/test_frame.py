@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_changed_requirement_installs_again(checkout, changed):
 def test_an_empty_checkout_makes_its_environment(checkout):
     shutil.rmtree(checkout / ".venv")
     out = dry_run(checkout, "demo")
-    assert " -m venv .venv" in out and "-c constraints.txt -e '.[kernels,notebooks]'" in out
+    assert " -m venv .venv" in out and "-c constraints.txt -e '.[kernels,timing,notebooks]'" in out
     assert out.rstrip().endswith(".venv/bin/mxfp8fa demo")
 
 
@@ -104,3 +105,9 @@ def test_the_core_needs_numpy_only():
 def test_ci_runs_the_readme_command():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK) and "make test" in script.read_text()
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by name, so of two equal names it could run only one."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists())
+    assert [name for name, count in names.items() if count > 1] == []

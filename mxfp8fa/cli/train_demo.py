@@ -118,7 +118,10 @@ def report(runs: Sequence[Run]) -> str:
     """Final validation loss by attention and seed, and how far each attention is from BF16 beside the spread of seeds."""
     finals = {(run.attention, run.seed): run.final for run in runs}
     seeds = sorted({seed for _, seed in finals})
-    apart = {each.attention: f"{each.mean:+.4f} ± {each.standard_error:.4f}" for each in compare(runs)}
+    apart = {
+        each.attention: f"{each.mean:+.4f}" + (f" ± {each.standard_error:.4f}" if len(seeds) > 1 else "")
+        for each in compare(runs)
+    }
     rows = []
     for attention in [name for name in ATTENTIONS if any(run.attention == name for run in runs)]:
         losses = [finals.get((attention, seed)) for seed in seeds]

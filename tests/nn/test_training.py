@@ -87,7 +87,7 @@ def test_the_command_trains_resumes_and_reports(tmp_path, capsys):
     assert "goes on from here" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == ["bytes-bf16-seed0.pt"]
     assert main([*command, "--attention", "bf16", "direct"]) == 0
-    assert "mean less bf16" in capsys.readouterr().out
+    assert "less bf16, same seeds" in capsys.readouterr().out
     results = {p.name: json.loads(p.read_text()) for p in tmp_path.glob("*.json")}
     assert set(results) == {"bytes-bf16-seed0.json", "bytes-direct-seed0.json"}
     (direct,) = (r for r in results.values() if r["attention"] == "direct")

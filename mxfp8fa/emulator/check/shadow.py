@@ -165,7 +165,10 @@ class Shadow:
     # -- history ------------------------------------------------------------------------------------------------------
 
     def record(self, cells: Cells, actor: Actor, site: int, clock: int, *, write: bool, atomic: bool) -> None:
-        """Remember an access. A write makes earlier reads superfluous: who is ordered after it is ordered after them."""
+        """Remember an access.
+
+        A write makes superfluous the earlier reads that it is ordered after: who is ordered after it is ordered after them.
+        """
         if write:
             self.write_actor[cells] = actor.number
             self.write_clock[cells] = clock
@@ -173,7 +176,10 @@ class Shadow:
             self.write_asynchronous[cells] = actor.asynchronous
             self.write_atomic[cells] = atomic
             if self.readers.size:
-                self._clocks[: self.readers.size, cells] = 0
+                clocks = self._clocks[: self.readers.size, cells]
+                known = fit(actor.known.rows, int(self.readers.max()) + 1)[ORDER][self.readers]
+                known[self.readers == actor.number] = PENDING
+                self._clocks[: self.readers.size, cells] = np.where(clocks <= known[:, None], 0, clocks)
             return
         row = self._row_of(actor)
         self._clocks[row, cells] = clock

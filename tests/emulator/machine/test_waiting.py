@@ -101,4 +101,4 @@ def test_the_checker_keeps_nothing_of_ctas_that_are_gone():
  barrier.cluster.arrive.aligned;
  barrier.cluster.wait.aligned;"""
     launch(body, np.zeros(32, np.uint32), grid=20, trace=checker)
-    assert not checker._meetings.by_key
+    assert not checker._meetings.by_owner
