@@ -119,7 +119,7 @@ def report(runs: Sequence[Run]) -> str:
     finals = {(run.attention, run.seed): run.final for run in runs}
     seeds = sorted({seed for _, seed in finals})
     apart = {
-        each.attention: f"{each.mean:+.4f}" + (f" ± {each.standard_error:.4f}" if len(seeds) > 1 else "")
+        each.attention: f"{each.mean:+.4f}" + (f" ± {each.standard_error:.4f}" if len(each.differences) > 1 else "")
         for each in compare(runs)
     }
     rows = []

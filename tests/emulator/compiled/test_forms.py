@@ -103,7 +103,8 @@ def run_compiled(address, kernel, inputs, bits, slots):
         node[NodeField.SLOT + i] = r.id << 32 | kernel.layout.offsets[r.id]
     function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(address)
     answer = function(state.ctypes.data, node.ctypes.data)
-    return answer, [rows[i] for i in range(len(inputs), len(kernel.blank))], [int(w) for w in shadows.lanes[len(inputs) : len(kernel.blank)]]
+    outputs = range(len(inputs), len(kernel.blank))
+    return answer, [rows[i] for i in outputs], [int(shadows.lanes[i]) for i in outputs]
 
 
 def compile_all(kernels):
