@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
-from test_quantize import FLOATS, assert_equals_numpy  # noqa: E402
+from test_producer_quantize import FLOATS, assert_equals_numpy  # noqa: E402
 
 from mxfp8fa.kernels.execution import emulation  # noqa: E402
 from mxfp8fa.kernels.producers import rmsnorm_quantize  # noqa: E402
