@@ -2,6 +2,7 @@
 
 Run as `OMP_NUM_THREADS=1 python bench/emulator_peers.py [--write bench/results/emulator_peers.md] [PYTEST ARGUMENTS]`;
 about an hour and a half on one core. The tests hold every result against its bound; a run with a failure writes nothing.
+With --lines FILE every finished test is written down there at once, and those that are there already do not run again.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +41,43 @@ same bits, except sums by atomic additions (dQ, and dK, dV with grouped heads), 
 class Recorder:
     """Collects what the fixture `peer` recorded, and the reasons of what did not run; works under pytest-xdist too."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path | None = None) -> None:
         self.rows: dict[tuple[str, str], dict[str, Any]] = {}
         self.reasons: list[str] = []
         self.failed = 0
+        self.minutes = 0.0
+        self._done: set[str] = set()
+        self._file = file
+        for line in file.read_text().splitlines() if file and file.exists() else ():
+            self._take(json.loads(line))
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [i for i in items if i.nodeid not in self._done]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.failed += report.failed
+        test: dict[str, Any] = {"test": report.nodeid, "minutes": report.duration / 60, "rows": [], "reason": None}
         if report.skipped:
             reason = getattr(report, "wasxfail", None) or str(report.longrepr[-1])
-            self.reasons.append(reason.removeprefix("Skipped: ").removeprefix("reason: "))
-        if report.when == "call" and report.passed:
-            for name, line in report.user_properties:
-                if name == "peer":
-                    self._add(line)
+            test["reason"] = reason.removeprefix("Skipped: ").removeprefix("reason: ")
+        elif report.when != "call" or not report.passed:
+            return
+        test["rows"] = [line for name, line in report.user_properties if name == "peer"]
+        self._take(test)
+        if self._file:
+            with self._file.open("a") as file:
+                print(json.dumps(test), file=file)
 
-    def _add(self, line: dict[str, Any]) -> None:
-        """The run with more schedules represents a kernel that two tests ran."""
-        key = line["kernel"], line["shape"]
-        if key not in self.rows or len(line["schedules"]) > len(self.rows[key]["schedules"]):
-            self.rows[key] = line
+    def _take(self, test: dict[str, Any]) -> None:
+        """Add one test's rows; the run with more schedules represents a kernel that two tests ran."""
+        self._done.add(test["test"])
+        self.minutes += test["minutes"]
+        if test["reason"]:
+            self.reasons.append(test["reason"])
+        for line in test["rows"] if not test["reason"] else ():
+            key = line["kernel"], line["shape"]
+            if key not in self.rows or len(line["schedules"]) > len(self.rows[key]["schedules"]):
+                self.rows[key] = line
 
 
 def schedules_text(schedules: list[str]) -> str:
@@ -82,11 +100,11 @@ def row(line: dict[str, Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def text(recorder: Recorder, minutes: float, for_pytest: list[str]) -> str:
+def text(recorder: Recorder, for_pytest: list[str]) -> str:
     """The whole file."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     head = HEAD.format(
-        date=datetime.date.today(), cpu=cpu_name(), python=platform.python_version(), packages=packages, minutes=minutes,
+        date=datetime.date.today(), cpu=cpu_name(), python=platform.python_version(), packages=packages, minutes=recorder.minutes,
         arguments="".join(f" {a}" for a in for_pytest),
         load=os.getloadavg()[2],
     )  # fmt: skip
@@ -103,13 +121,14 @@ def text(recorder: Recorder, minutes: float, for_pytest: list[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="also write the table to this file")
+    parser.add_argument("--lines", type=Path, help="keep finished tests in this file, and take those that are in it")
     arguments, for_pytest = parser.parse_known_args()
-    recorder, start = Recorder(), time.perf_counter()
+    recorder = Recorder(arguments.lines)
     paths = [] if any(Path(a.split("::")[0]).exists() for a in for_pytest) else [str(TESTS)]
     status = pytest.main(["-q", "-W", "ignore", "--tb=short", *for_pytest, *paths], plugins=[recorder])
-    table = text(recorder, (time.perf_counter() - start) / 60, for_pytest)
+    table = text(recorder, for_pytest)
     print(table)
-    if arguments.write and status == pytest.ExitCode.OK:
+    if arguments.write and not recorder.failed and status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         arguments.write.write_text(table)
     return int(status)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mxfp8fa.emulator.compiled.layout import RegisterLayout
+from mxfp8fa.emulator.compiled.memory import TILE
 from mxfp8fa.emulator.isa.memory import space_of, words_of
 from mxfp8fa.emulator.machine.binding import match
 from mxfp8fa.emulator.ptx import syntax
@@ -109,7 +110,8 @@ def _tensor(instruction: syntax.Instruction, modifiers: dict[str, Any], layout: 
     slots = _word_slots(value, 32, layout)
     if slots is None or not isinstance(at, syntax.Address) or not isinstance(at.base, syntax.Register) or at.base.bits != 32:
         return None
-    return Direct(f"{'load' if kind == 'ld' else 'store'}_tensor", (layout.slot(at.base.id), *slots), len(slots), at.offset)
+    tile = 1 if len(slots) % TILE else TILE
+    return Direct(f"{'load' if kind == 'ld' else 'store'}_tensor_{tile}", (layout.slot(at.base.id), *slots), len(slots), at.offset)
 
 
 def _barrier(instruction: syntax.Instruction, live: int, program: Program, layout: RegisterLayout) -> Direct | None:

@@ -17,6 +17,7 @@ from mxfp8fa.layouts.tmem import COLUMNS, PARTITION_LANES
 
 WORD_BYTES = (1, 2, 4, 8)
 ADDRESS_BITS = (32, 64)
+TILE = 8  # lanes and columns of tensor memory that are turned over together
 
 
 def require_direct(f: FunctionWriter) -> None:
@@ -189,18 +190,39 @@ def _tensor_access(name: str) -> tuple[FunctionWriter, str, str, str]:
     return f, words, rows[0], rows[1]
 
 
-def load_tensor() -> FunctionWriter:
-    """tcgen05.ld.32x32b: thread t gets consecutive columns of lane t."""
-    f, words, data, shadow = _tensor_access("load_tensor")
-    for reading in (shadow, data):
-        with f.loop(PARTITION_LANES) as lane:
-            cells = f.at(reading, f.put(f"mul i64 {lane}, {COLUMNS}"), "i32")
-            with f.loop(words) as k:
-                value = f.load("i32", cells, k, "i32")
-                if reading is shadow:
-                    f.require(f.put(f"icmp eq i32 {value}, 0"))
-                else:
-                    f.store("i32", value, f.row(f.slot(f.put(f"add i64 {k}, 1"))), lane, "i32")
+def _transposed(f: FunctionWriter, rows: list[str]) -> list[str]:
+    """The columns of TILE vectors of TILE words: blocks change places across the diagonal, 1 x 1, then 2 x 2, then 4 x 4."""
+    vector, places = f"<{TILE} x i32>", range(TILE)
+    for step in (1, 2, 4):
+        low = [c - step + TILE if c & step else c for c in places]
+        high = [c + TILE if c & step else c + step for c in places]
+        pairs = {i: (rows[i], rows[i + step]) for i in places if not i & step}
+        for i, (a, b) in pairs.items():
+            for to, chosen in ((i, low), (i + step, high)):
+                mask = ", ".join(f"i32 {c}" for c in chosen)
+                rows[to] = f.put(f"shufflevector {vector} {a}, {vector} {b}, <{TILE} x i32> <{mask}>")
+    return rows
+
+
+def _cells(f: FunctionWriter, base: str, lane: str, k: str, i: int) -> str:
+    """Where TILE columns of lane + i of tensor memory begin."""
+    row = f.put(f"mul i64 {f.put(f'add i64 {lane}, {i}')}, {COLUMNS}")
+    return f.at(base, f.put(f"add i64 {row}, {k}"), "i32")
+
+
+def load_tensor(tile: int) -> FunctionWriter:
+    """tcgen05.ld.32x32b: thread t gets consecutive columns of lane t. `tile`: the number of columns is a multiple of it."""
+    f, words, data, shadow = _tensor_access(f"load_tensor_{tile}")
+    vector = f"<{tile} x i32>"
+    with f.loop(PARTITION_LANES) as lane, f.loop(words, step=tile) as k:
+        bad = f.put(f"icmp ne {vector} {f.load(vector, _cells(f, shadow, lane, k, 0))}, zeroinitializer")
+        f.require(f.put(f"icmp eq i{tile} {f.put(f'bitcast <{tile} x i1> {bad} to i{tile}')}, 0"))
+    with f.loop(words, step=tile) as k:
+        rows = [f.row(f.slot(f.put(f"add i64 {k}, {i + 1}"))) for i in range(tile)]
+        with f.loop(PARTITION_LANES, step=tile) as lane:
+            found = [f.load(vector, _cells(f, data, lane, k, i)) for i in range(tile)]
+            for row, value in zip(rows, _transposed(f, found) if tile > 1 else found, strict=True):
+                f.store(vector, value, row, lane, "i32")
     with f.loop(words) as k:
         f.cleanse(f.slot(f.put(f"add i64 {k}, 1")), "-1")
     f.add_word(State.TENSOR_LOAD, f.put(f"mul i64 {words}, {4 * PARTITION_LANES}"))
@@ -208,17 +230,19 @@ def load_tensor() -> FunctionWriter:
     return f
 
 
-def store_tensor() -> FunctionWriter:
-    """tcgen05.st.32x32b."""
-    f, words, data, shadow = _tensor_access("store_tensor")
+def store_tensor(tile: int) -> FunctionWriter:
+    """tcgen05.st.32x32b, as `load_tensor`."""
+    f, words, data, shadow = _tensor_access(f"store_tensor_{tile}")
+    vector = f"<{tile} x i32>"
     with f.loop(words) as k:
         f.require_clean([f.slot(f.put(f"add i64 {k}, 1"))], "-1")
-    with f.loop(words) as k:
-        row = f.row(f.slot(f.put(f"add i64 {k}, 1")))
-        with f.loop(PARTITION_LANES) as lane:
-            at = f.put(f"add i64 {f.put(f'mul i64 {lane}, {COLUMNS}')}, {k}")
-            f.store("i32", f.load("i32", row, lane, "i32"), data, at, "i32")
-            f.store("i32", "0", shadow, at, "i32")
+    with f.loop(words, step=tile) as k:
+        rows = [f.row(f.slot(f.put(f"add i64 {k}, {i + 1}"))) for i in range(tile)]
+        with f.loop(PARTITION_LANES, step=tile) as lane:
+            given = [f.load(vector, row, lane, "i32") for row in rows]
+            for i, value in enumerate(_transposed(f, given) if tile > 1 else given):
+                f.store(vector, value, _cells(f, data, lane, k, i))
+                f.store(vector, "zeroinitializer", _cells(f, shadow, lane, k, i))
     f.add_word(State.TENSOR_STORE, f.put(f"mul i64 {words}, {4 * PARTITION_LANES}"))
     f.add_word(State.EPOCH, "1")
     f.body = f.finish()

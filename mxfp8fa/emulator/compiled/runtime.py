@@ -11,6 +11,7 @@ from enum import IntEnum
 from functools import cache, lru_cache
 
 from mxfp8fa.emulator.compiled import barriers, memory
+from mxfp8fa.emulator.compiled.function import FunctionWriter
 from mxfp8fa.emulator.compiled.jit import the_jit
 from mxfp8fa.emulator.compiled.state import NODE_WORDS, REFUSED, NodeField, State
 
@@ -163,9 +164,9 @@ def dispatcher() -> Callable[[int], int]:
 
 _MEMORY = {"load_shared": memory.load_shared, "store_shared": memory.store_shared}
 _MEMORY |= {"load_global": memory.load_global, "store_global": memory.store_global}
-_SINGLE = {"load_tensor": memory.load_tensor, "store_tensor": memory.store_tensor, "pass_by": memory.pass_by}
-_SINGLE |= {"wait_tensor": memory.wait_tensor}
-_BY_BITS = {"wait_parity": barriers.wait_parity, "arrive": barriers.arrive}
+_SINGLE = {"pass_by": memory.pass_by, "wait_tensor": memory.wait_tensor}
+_BY_NUMBER: dict[str, Callable[[int], FunctionWriter]] = {"wait_parity": barriers.wait_parity, "arrive": barriers.arrive}
+_BY_NUMBER |= {"load_tensor": memory.load_tensor, "store_tensor": memory.store_tensor}
 
 
 def _text(name: str) -> tuple[str, set[str]]:
@@ -175,8 +176,12 @@ def _text(name: str) -> tuple[str, set[str]]:
     if name in _SINGLE:
         writer = _SINGLE[name]()
     else:
-        base, *sizes = name.rsplit("_", 2) if name.startswith(("load", "store")) else name.rsplit("_", 1)
-        writer = _MEMORY[base](*map(int, sizes)) if base in _MEMORY else _BY_BITS[base](int(sizes[0]))
+        base, number = name.rsplit("_", 1)
+        if base in _BY_NUMBER:
+            writer = _BY_NUMBER[base](int(number))
+        else:
+            base, *sizes = name.rsplit("_", 2)
+            writer = _MEMORY[base](*map(int, sizes))
     return writer.body, writer.declarations
 
 
