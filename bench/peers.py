@@ -88,6 +88,45 @@ def cudnn_forward(shape: AttentionShape, *, two_cta: bool = False) -> Program:
     return Program(program, memory=[q, k, v, o, lse, *scales], names=FORWARD_NAMES)
 
 
+def cudnn_backward(shape: AttentionShape, *, two_cta: bool = True) -> Program:
+    """cuDNN's MXFP8 backward of the open frontend: head_dim 256 only, CTA pairs, one kernel for dQ, one for dK and dV.
+
+    Compiled, not launched: eleven scale tensors in an order of their own would have to be made first.
+    """
+    if not two_cta or shape.head_dim != 256:
+        raise ValueError(f"cudnn-backward has head_dim 256 and CTA pairs; given: head_dim {shape.head_dim}, {two_cta = }")
+    os.environ["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] = "1"
+    _stub_triton()
+    import cutlass
+    from cudnn.sdpa.bwd.api_dsl_mxfp8_sm100 import _ROLES, SdpaBwdDslSm100Mxfp8, ws_align
+    from cudnn.sdpa.bwd.kernels.sm100.bprop_dkdv_d256_mxfp8 import BlackwellFmhaBackwardDKDV256
+    from cudnn.sdpa.bwd.kernels.sm100.bprop_dq_d256_mxfp8 import BlackwellFmhaBackwardDQ256
+    from cudnn.sdpa.bwd.kernels.sm100.bprop_sf_repack_mxfp8 import Mxfp8SfRepackSm100
+    from cudnn.sdpa.bwd.kernels.sm100.prepared_mxfp8_host import compile_host
+
+    plan = object.__new__(SdpaBwdDslSm100Mxfp8)  # its shapes, without the tensors that its constructor looks at
+    plan.batch_size, plan.h_q, plan.h_kv, plan.head_dim_qk = shape.batch, shape.num_heads_q, shape.num_heads_kv, 256
+    plan.s_q_max, plan.s_k_max, plan.is_causal = shape.seqlen_q, shape.seqlen_k, shape.causal
+    plan._gqa_group = shape.num_heads_q // shape.num_heads_kv
+    repacks, offset = [], plan._kernel_workspace_bytes()
+    regions = [(0, (offset,), (1,))]
+    for _, source, rows, groups, planes, layout, plane_major in plan._sf_plan():
+        repack = Mxfp8SfRepackSm100(rows, groups, planes, layout, src_plane_major=plane_major)
+        repacks.append((repack, _ROLES[13:].index(source)))
+        offset = ws_align(offset)
+        regions.append((offset, (repack.dst_bytes,), (1,)))
+        offset += repack.dst_bytes
+    kernels = [
+        kind(cutlass.BFloat16, cutlass.Float32, (128, 128, 256), False, mask, is_persistent=False, online_ds_scale=True)
+        for kind, mask in zip(
+            (BlackwellFmhaBackwardDQ256, BlackwellFmhaBackwardDKDV256), plan._mask_types(), strict=True
+        )
+    ]
+    problem = shape.seqlen_q, shape.seqlen_k, 256, ((plan._gqa_group, shape.num_heads_kv), shape.batch)
+    arguments = tuple(repacks), *kernels, problem, plan._kernel_view_geoms(), tuple(regions), shape.causal
+    return Program(lambda: compile_host(*arguments, cutlass.BFloat16, 100, repr(problem)))
+
+
 def peer(name: str, *, causal: bool = False, two_cta: bool = False) -> Source:
     """Somebody else's kernel by the name of `PEERS`."""
     make, options, tiling = PEERS[name]
@@ -102,6 +141,7 @@ PEERS: dict[str, tuple[Callable[..., Program], dict[str, Any], Tiling]] = {
     "flash-attn-4-fp8": (flash_attention_forward, {"fp8": True}, Tiling(rows=256)),
     "flash-attn-4-backward": (flash_attention_backward, {}, Tiling(rows=128, backward=True)),
     "cudnn": (cudnn_forward, {}, Tiling(rows=256)),
+    "cudnn-backward": (cudnn_backward, {}, Tiling(rows=128, backward=True)),
 }
 
 

@@ -1,10 +1,12 @@
 """What a kernel's binary says without running it: registers, spills, SASS per score element, compile time, CPU source lines.
 
-TARGET is step2, step3, step5, step6, step7, a name of somebody else's kernel (flash-attn-4, flash-attn-4-fp8,
-flash-attn-4-backward, cudnn: in a checkout, with the extra `peers`), or FILE.py:FUNCTION as for `mxfp8fa trace`.
+TARGET is step2, step3, step5, step6, step7, forward, backward, backward-fp16 (dQ added up in FP16), a name of somebody
+else's kernel (flash-attn-4, flash-attn-4-fp8, flash-attn-4-backward, cudnn, cudnn-backward: in a checkout, with the extra
+`peers`), or FILE.py:FUNCTION as for `mxfp8fa trace`.
 
 Every kernel is compiled here for sm_100a, and its cubin is disassembled (extra `timing`). Per score: SASS instructions of
-one turn of the steady softmax loop, divided by the scores that a thread turns into probabilities in it. Units are those
+one turn of the steady softmax loop, divided by the scores that a thread turns into probabilities in it (in a backward P
+and dS are both converted, and a pair of query and key counts as two scores). Units are those
 that execute the instruction; every instruction also takes an issue slot, so the total is what the schedulers see. Compile
 time is CPU time measured on this machine; everything else is read off the binary.
 """
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         found = [inspect(name, args) for name in [args.target, *args.vs]]
-    except ToolError as error:
+    except (ToolError, ValueError) as error:
         raise CommandError(str(error)) from error
     if args.json:
         print(json.dumps([as_json(each) for each in found], indent=2))

@@ -1,8 +1,9 @@
 """How fast a kernel would be on a B200, by the timing model: modelled, never measured.
 
-TARGET is step7, forward, or a name of somebody else's kernel (flash-attn-4, flash-attn-4-fp8, flash-attn-4-backward, cudnn:
-in a checkout, with the extra `peers`). Its main kernel is run twice or thrice in the emulator, on one tile; the SASS that
-ships is replayed and timed event by event; the shape is extrapolated from cycles per tile and per step of the main loop.
+TARGET is step7, forward, backward, backward-fp16 (dQ added up in FP16), or a name of somebody else's kernel (flash-attn-4,
+flash-attn-4-fp8, flash-attn-4-backward, cudnn: in a checkout, with the extra `peers`). Its main kernel is run twice or
+thrice in the emulator, on one tile; the SASS that ships is replayed and timed event by event; the shape is extrapolated
+from cycles per tile and per step of the main loop.
 
 Cycles come first: the clock of a B200 under load lies between 1.58 and 1.965 GHz, and nobody states it. The range of a
 result is that of the clock, and with --sensitivity also that of every uncertain constant (`mxfp8fa.timing.rates`).

@@ -6,8 +6,8 @@ or poison report; a wrong result alone does not count. A mutant that survives is
 known to order the same accesses; that edge is named. Progress goes to stderr.
 
 TARGET is step2 or step3 (matrix products of this package), step6 or step7 (its attention loops), forward (the
-attention kernel), flash-attn-4 (in a checkout, with the extra `peers`), or FILE.py:FUNCTION,
-a function that returns (compiled, args).
+attention kernel), backward (the main kernel of its gradient), flash-attn-4 (in a checkout, with the extra `peers`),
+or FILE.py:FUNCTION, a function that returns (compiled, args).
 Exit status: 0; 1 when mutants survived that nothing shows to be equivalent; 3 when the kernel itself is wrong.
 """
 
@@ -30,7 +30,7 @@ _TEXT_WIDTH = 70
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Target, size of the sample, schedules, output."""
-    parser.add_argument("target", metavar="TARGET", help="step2, step3, step6, step7, flash-attn-4 or FILE.py:FUNCTION")
+    parser.add_argument("target", metavar="TARGET", help="a name from the list above or FILE.py:FUNCTION")
     parser.add_argument("--sample", type=int, metavar="N", help="only N mutants, chosen by --seed (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
     parser.add_argument(

@@ -1,7 +1,8 @@
 """What `inspect` and `model` take as TARGET: a program that launches a kernel once, at a shape that may be chosen.
 
-Ours: step2, step3 (matrix products), step5, step6, step7 (attention of one head). Other people's, in a checkout with the
-extra `peers`: the names in bench/peers.py. FILE.py:FUNCTION is as for `mxfp8fa trace`.
+Ours: step2, step3 (matrix products), step5, step6, step7 (attention of one head), forward, backward (dQ added up in FP32)
+and backward-fp16. Other people's, in a checkout with the extra `peers`: the names in bench/peers.py. FILE.py:FUNCTION is as
+for `mxfp8fa trace`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -72,9 +73,28 @@ def forward(shape: AttentionShape) -> Program:
     return Program(lambda: compiled(*args), names=names_of(plan))
 
 
+def backward(dq_accumulate: Literal["float32", "float16"]) -> Callable[[AttentionShape], Program]:
+    """The backward's three kernels, on random operands, dQ added up in a format."""
+
+    def make(shape: AttentionShape) -> Program:
+        from mxfp8fa.kernels.backward import plan
+        from mxfp8fa.kernels.names import names_of
+        from mxfp8fa.numerics import AttentionOptions
+        from mxfp8fa.studies.backward_runs import random_call, whole_call
+
+        sizes = (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads_q, shape.num_heads_kv, shape.head_dim)
+        options = AttentionOptions(dq_accumulate=dq_accumulate)
+        call = random_call(sizes, causal=shape.causal, options=options, forward=False)
+        return Program(whole_call(call), names=names_of(plan))
+
+    return make
+
+
 OWN: dict[str, tuple[Callable[[AttentionShape], Program], Tiling]] = {
     **{name: (step(name), Tiling(rows=128)) for name in ("step5", "step6", "step7")},
     "forward": (forward, Tiling(rows=256, persistent=True)),
+    "backward": (backward("float32"), Tiling(rows=128, backward=True)),
+    "backward-fp16": (backward("float16"), Tiling(rows=128, backward=True)),
 }
 
 

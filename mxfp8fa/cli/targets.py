@@ -137,8 +137,17 @@ def forward() -> Target:
     return Target(compiled, args, names(head_dim), {"wait_ld": "required"})
 
 
+def backward() -> Target:
+    """The backward's main kernel: four tiles of queries, the last of them short, and one of keys, of dimension 64."""
+    from mxfp8fa.studies.backward_runs import main_launch, random_call
+
+    launch = main_launch(random_call((1, 500, 100, 1, 1, 64)))
+    return Target(launch.compiled, launch.arguments, launch.names, {"wait_ld": "required"})
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "step2": k_loop, "step3": block_scaled, "step6": kv_loop, "step7": warp_specialised, "forward": forward,
+    "backward": backward,
 }  # fmt: skip
 
 

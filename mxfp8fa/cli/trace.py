@@ -4,8 +4,8 @@ Writes into the output folder: timeline.png, tensor_memory.png, shared_ring.png,
 https://ui.perfetto.dev and chrome://tracing open. Time is counted in steps of the emulation: an order, not cycles.
 
 TARGET is step2 or step3 (matrix products of this package), step6 or step7 (its attention loops), forward (the
-attention kernel), flash-attn-4 (in a checkout, with the extra `peers`), or FILE.py:FUNCTION,
-a function that returns (compiled, args) or (compiled, args, names).
+attention kernel), backward (the main kernel of its gradient), flash-attn-4 (in a checkout, with the extra `peers`),
+or FILE.py:FUNCTION, a function that returns (compiled, args) or (compiled, args, names).
 Exit status: 0; 3 when the kernel did something wrong.
 """
 
@@ -32,7 +32,7 @@ _PICTURES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Target, folder, and how to run."""
-    parser.add_argument("target", metavar="TARGET", help="step2, step3, step6, step7, flash-attn-4 or FILE.py:FUNCTION")
+    parser.add_argument("target", metavar="TARGET", help="a name from the list above or FILE.py:FUNCTION")
     parser.add_argument(
         "--out", metavar="DIR", default="trace", help="folder for the files, made if missing (default: trace)"
     )

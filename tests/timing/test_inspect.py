@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ for needed in ("torch", "cutlass.cute", "llvmlite"):
 from mxfp8fa.cli import main  # noqa: E402
 from mxfp8fa.cli.console import CommandError  # noqa: E402
 from mxfp8fa.cli.programs import load_source  # noqa: E402
+from mxfp8fa.kernels import backward  # noqa: E402
 from mxfp8fa.timing.binary import ToolError, tool  # noqa: E402
 from mxfp8fa.timing.shapes import AttentionShape  # noqa: E402
 
@@ -37,6 +39,36 @@ def test_steps(capsys):
     assert 3 < steady["sass_per_score"] < 12
     assert sum(steady["by_unit"].values()) == pytest.approx(steady["sass_per_score"], abs=0.01)
     assert loop["source_lines"]["step6_kv_loop.py"] < 400 and loop["compile_cpu_s"] > 0.1
+
+
+def test_backward(capsys):
+    """A thread has 64 pairs of query and key a turn: an exponential and two conversions each; no spills, 8 s at most."""
+    (kernel,) = inspected(capsys, "backward")
+    steady = kernel["steady_loop"]
+    assert (steady["scores"], steady["exponentials"]) == (128, 64)
+    assert kernel["spill_instructions"] == kernel["stack_bytes"] == 0 and kernel["compile_cpu_s"] < 8
+    assert sorted(kernel["registers_by_role"]) == [72, 120, 160]
+
+
+@pytest.mark.peers
+def test_lines_of_the_backward_against_peers():
+    """Less than a third of flash-attn-4's: three kernels and what is around them here, its three kernels there."""
+    flash_attn = pytest.importorskip("flash_attn")
+    theirs = [Path(folder) / "cute" / f"flash_bwd_{part}.py" for folder in flash_attn.__path__
+              for part in ("sm100", "preprocess", "postprocess")]  # fmt: skip
+    ours = Path(backward.__file__).parent.glob("*.py")
+    count = [sum(len(file.read_text().splitlines()) for file in files) for files in (ours, theirs)]
+    assert 0 < 3 * count[0] < count[1]
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+def test_cudnn_backward(capsys):
+    pytest.importorskip("cudnn")
+    (kernel,) = inspected(capsys, "cudnn-backward", "--head-dim", "256", "--two-cta")
+    assert kernel["spill_instructions"] == 0 and kernel["registers"] == 168
+    assert main(["inspect", "cudnn-backward"]) == 2
+    assert "cudnn-backward has head_dim 256 and CTA pairs; given: head_dim 128" in capsys.readouterr().err
 
 
 @pytest.mark.peers

@@ -13,12 +13,12 @@ from mxfp8fa.emulator.names import Names
 from mxfp8fa.kernels.backward import plan
 from mxfp8fa.kernels.backward.checks import Shape, check_operands, check_rows
 from mxfp8fa.kernels.backward.main import ATOMS, PAYLOADS, main
+from mxfp8fa.kernels.backward.names import names
 from mxfp8fa.kernels.backward.plan import TILE_M
 from mxfp8fa.kernels.backward.postprocess import postprocess
 from mxfp8fa.kernels.backward.preprocess import preprocess
 from mxfp8fa.kernels.execution import execute
 from mxfp8fa.kernels.forward.tensors import rows
-from mxfp8fa.kernels.names import names_of
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3, E8M0
 from mxfp8fa.kernels.supported import check_backward_options
@@ -179,7 +179,7 @@ def make_call(
     config = plan.Config(shape.head_dim, causal, options.p_offset, options.row_sum == "rounded", options.rule, bool(second))
     counter = rows(dq_overflows.reshape(1, 1))
     after = (rows(work), rows(dq), counter, *_queries(shape), *map(cutlass.Float32, (1 / factor, softmax_scale)))
-    launches = [before, Launch(main, arguments, (config,), names_of(plan)), Launch(postprocess, after)]
+    launches = [before, Launch(main, arguments, (config,), names(config)), Launch(postprocess, after)]
     return gradients, launches
 
 
