@@ -100,7 +100,7 @@ def check(
             expected = expected(results) if callable(expected) else expected
             assert set(results) == set(expected)
             line = {
-                "launches": [_facts(launch) for launch in report.launches],
+                "launches": [facts(launch) for launch in report.launches],
                 "errors": {key: compare(f"{key} ({schedule})", results[key], expected[key]) for key in results},
                 "warp_instructions": report.warp_instructions,
                 "seconds": report.seconds,
@@ -115,7 +115,7 @@ def check(
     return {"schedules": list(schedules), **line}
 
 
-def _facts(launch: Any) -> dict[str, Any]:
+def facts(launch: Any) -> dict[str, Any]:
     """What tests look at, in plain types: the table travels between processes."""
     mma = sum(n for mnemonic, n in launch.counts.items() if mnemonic.startswith("tcgen05.mma"))
     return {"kernel": launch.kernel, "grid": launch.grid, "cluster": launch.cluster, "tcgen05.mma": mma}

@@ -41,7 +41,6 @@ class Case:
     dv: int = 0
     batch: int = 1
     ctas: int = 1
-    causal: bool = False
     template: dict = field(default_factory=dict)
     file: str = D128
     sm_count: int = 1
@@ -53,8 +52,13 @@ class Case:
     @property
     def shape(self):
         d = f"d {self.d}/{self.dv}" if self.dv else f"d {self.d}"
-        tail = f"H {self.hq}:{self.hkv} {d} e4m3{' causal' if self.causal else ''}"
+        tail = f"H {self.hq}:{self.hkv} {d} e4m3{self.mask}"
         return f"B {self.batch} Sq {self.sq} Sk {self.sk} {tail}"
+
+    @property
+    def mask(self):
+        left, right = (self.template.get(side) for side in ("window_left", "window_right"))
+        return f" window {left}:{right}" if left is not None else " causal" if right == 0 else ""
 
     def operand(self, seed, tokens, heads, d, axis):
         """Codes (B, H, tokens, D), scale codes (blocked along `axis`), and their values in float64."""
@@ -76,7 +80,8 @@ class Case:
 
     def expected(self):
         values = [v.transpose(0, 2, 1, 3) for _, _, v in self.operands()]
-        visible = band(self.sq, self.sk, None, 0 if self.causal else None, bottom=False)
+        window = [self.template.get(side) for side in ("window_left", "window_right")]
+        visible = band(self.sq, self.sk, *window, bottom=False)
         rest = {
             "visible": visible,
             "scale": 1 / math.sqrt(self.d),
@@ -95,30 +100,35 @@ class Case:
 CASES = [
     Case("1cta", 256, 256),
     Case("1cta-heads", 256, 256, hq=2, hkv=2),
-    Case("1cta-causal", 384, 384, causal=True, template={"window_right": 0}),
+    Case("1cta-causal", 384, 384, template={"window_right": 0}),
     Case("1cta-odd-gqa", 200, 300, hq=2, hkv=1, template={"kv_tail_mask": True}),
     Case("1cta-batch", 128, 256, batch=2),
     Case("2cta", 512, 256, hq=2, hkv=2, ctas=2, sm_count=2),
-    Case("2cta-causal", 512, 512, ctas=2, causal=True, template={"window_right": 0}, sm_count=2),
+    Case("2cta-causal", 512, 512, ctas=2, template={"window_right": 0}, sm_count=2),
     Case("2cta-odd", 300, 333, ctas=2, template={"kv_tail_mask": True}, sm_count=2),
     Case("d64-1cta", 256, 384, d=64),
-    Case("d64-causal", 300, 300, d=64, causal=True, template={"window_right": 0}),
+    Case("d64-causal", 300, 300, d=64, template={"window_right": 0}),
     Case("d192-128-1cta", 256, 256, d=192, dv=128, file="prefill_d192_d128_mxfp8"),
     Case("d192-128-2cta", 512, 256, d=192, dv=128, ctas=2, file="prefill_d192_d128_mxfp8", sm_count=2),
-    Case("d256-1cta", 256, 256, hq=2, hkv=2, d=256, file="prefill_d256_mxfp8"),
+    Case("d256-window", 384, 640, d=256, template={"window_left": 300, "window_right": 200}, file="prefill_d256_mxfp8"),
 ]
 
 
-def compile_kernel(cudnn, case):
-    """The specialised function; cuDNN itself remembers it."""
+def load_kernel(cudnn, case, *, again=None):
+    """cuDNN's module of the specialised kernel, which cuDNN itself remembers; `again`: a name for another copy of it."""
     from cudnn.frost.template_loader import load_template
     from cudnn.sdpa.fwd.config_sm100 import TemplateParams
 
     has_amax = case.file != D128
     fields = {"dtype_qkv": E4M3_IN, "dtype_o": BF16_OUT, "cta_mma": case.ctas, "d_flavor": case.d}
     params = TemplateParams(**fields, exp2_fma_split=True, emit_amax_o=has_amax, **case.template)
-    module = load_template(str(Path(cudnn.__file__).parent / TEMPLATES / f"{case.file}.py"), params, "peer")
-    return module.compile_prepared(has_amax=has_amax)
+    path = str(Path(cudnn.__file__).parent / TEMPLATES / f"{case.file}.py")
+    return load_template(path, params, "peer", extra_key=again)
+
+
+def compile_kernel(cudnn, case):
+    """The specialised function."""
+    return load_kernel(cudnn, case).compile_prepared(has_amax=case.file != D128)
 
 
 @dataclass

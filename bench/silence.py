@@ -1,0 +1,89 @@
+"""What the checker says of other people's kernels: runs tests/emulator/peers/test_silence.py and writes its table.
+
+Run as `OMP_NUM_THREADS=1 python bench/silence.py [--write bench/results/silence.md] [PYTEST ARGUMENTS]`. A kernel that is
+reported for what is neither allowed nor known to be true of it fails its test, and is named under the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_quantize import cpu_name
+from emulator_peers import PACKAGES, schedules_text
+
+TEST = Path(__file__).parents[1] / "tests" / "emulator" / "peers" / "test_silence.py"
+HEAD = """# The checker on other people's kernels
+
+Emulated, {date}: {cpu}; Python {python}, {packages}.
+`OMP_NUM_THREADS=1 python bench/silence.py --write bench/results/silence.md{arguments}`, {minutes:.0f} min
+(other work ran beside it).
+
+Every kernel is the package's own, unmodified, compiled for sm_100a, run with `check="races"` and the default assumptions.
+"reports": findings of all schedules, the same pair of sites once. "true of it": findings that are so and are named in the
+test (`TRUE_OF`). "allowed": known and benign, with the reason in `mxfp8fa/emulator/check/allowed.py`. Seconds: CPU time of
+all schedules together, compilation included. Warp-instructions: of one run.
+
+| kernel | inputs | schedules | reports | true of it | allowed | warp-instructions | seconds |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+class Recorder:
+    """Lines of the table, tests that failed, and tests that did not run."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+        self.skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(f"{report.nodeid.split('::')[-1]}: {report.longrepr.reprcrash.message.splitlines()[0]}")
+        if report.skipped:
+            self.skipped.append(report.nodeid.split("::")[-1])
+        if report.when == "call":
+            self.lines += [line for name, line in report.user_properties if name == "silence"]
+
+
+def row(line: dict[str, Any]) -> str:
+    """One line of the table; a test that reports anything else fails and has no line."""
+    cells = (
+        line["kernel"], line["shape"], schedules_text(line["schedules"]), 0, line["true_of_it"], line["allowed"],
+        f"{line['warp_instructions']:,}", f"{line['seconds']:.0f}",
+    )  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def text(recorder: Recorder, minutes: float, for_pytest: list[str]) -> str:
+    """The whole file."""
+    head = HEAD.format(
+        date=datetime.date.today(), cpu=cpu_name(), python=platform.python_version(), minutes=minutes,
+        packages=", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
+        arguments="".join(f" {a}" for a in for_pytest),
+    )  # fmt: skip
+    named = [f"- failed: {name}" for name in recorder.failed] + [f"- not run: {name}" for name in recorder.skipped]
+    return head + "\n".join([*map(row, recorder.lines), *(["", *named] if named else [])]) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, help="also write the table to this file")
+    arguments, for_pytest = parser.parse_known_args()
+    recorder, start = Recorder(), time.perf_counter()
+    status = pytest.main(["-q", "-W", "ignore", "--tb=short", "-m", "slow", *for_pytest, str(TEST)], plugins=[recorder])
+    table = text(recorder, (time.perf_counter() - start) / 60, for_pytest)
+    print(table)
+    if arguments.write:
+        arguments.write.write_text(table)
+    return int(status)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
