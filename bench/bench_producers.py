@@ -16,9 +16,10 @@ from mxfp8fa.studies.producers import all_timings, as_record, line, surroundings
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="also write the results to this file")
+    parser.add_argument("--only", nargs="+", help="operations, of those that the table names")
     arguments = parser.parse_args()
     timings = []
-    for timing in all_timings():
+    for timing in all_timings(arguments.only):
         timings.append(timing)
         print(line(timing), flush=True)
         if arguments.write:

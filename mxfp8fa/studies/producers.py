@@ -260,22 +260,30 @@ def as_record(timings: Iterator[Timing] | Sequence[Timing]) -> list[dict[str, An
     return [asdict(timing) for timing in timings]
 
 
-def all_timings() -> Iterator[Timing]:
-    """The whole table: bandwidths with a copy of as many bytes before each shape, then products, then torch's ways."""
+def all_timings(only: Sequence[str] | None = None) -> Iterator[Timing]:
+    """The whole table: bandwidths with a copy of as many bytes before each shape, then products, then torch's ways.
+
+    Args:
+        only: some operations: "copy", "quantize", "rmsnorm_quantize", "gemm", "plain" (torch's ways).
+    """
+
+    def wanted(what: str) -> bool:
+        return only is None or what in only
+
     for shape in SHAPES:
-        yield time_copy(quantize_bytes(shape, "last axis"))
-        for kind in BLOCK_KINDS:
-            yield time_quantize(shape, kind)
-        for kind in BLOCK_KINDS:
-            yield time_rmsnorm(shape, kind)
-    for product in GEMM_SHAPES:
-        for how in ("cuBLAS", "own, BF16 out", *BLOCK_KINDS):
-            yield time_gemm(product, how)
-    for how in ("eager", "torch.compile"):
-        for what in ("quantize", "rmsnorm_quantize"):
-            yield time_plain(what, how, (65536, 4096))
-        for product in GEMM_SHAPES[:3]:
-            yield time_gemm(product, how)
+        if wanted("copy"):
+            yield time_copy(quantize_bytes(shape, "last axis"))
+        if wanted("quantize"):
+            yield from (time_quantize(shape, kind) for kind in BLOCK_KINDS)
+        if wanted("rmsnorm_quantize"):
+            yield from (time_rmsnorm(shape, kind) for kind in BLOCK_KINDS)
+    if wanted("gemm"):
+        for product in GEMM_SHAPES:
+            yield from (time_gemm(product, how) for how in ("cuBLAS", "own, BF16 out", *BLOCK_KINDS))
+    if wanted("plain"):
+        for how in ("eager", "torch.compile"):
+            yield from (time_plain(what, how, (65536, 4096)) for what in ("quantize", "rmsnorm_quantize"))
+            yield from (time_gemm(product, how) for product in GEMM_SHAPES)
 
 
 def line(timing: Timing) -> str:

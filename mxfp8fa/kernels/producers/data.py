@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ ALIGNMENT_BYTES = 16  # of every row: accesses of 16 bytes
 HOPPER = (9, 0)
 EMULATED_MULTIPROCESSORS = 1
 _TOKEN_AXIS = {2: 0, 3: 0, 4: 1}
+_EMPTY_KERNEL = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\0"
 
 
 def check_floats(name: str, x: torch.Tensor, *ranks: int) -> None:
@@ -154,6 +156,40 @@ def multiprocessors(device: torch.device) -> int:
     if device.type == "cpu":
         return EMULATED_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def resident_clusters(device: torch.device, size: int) -> int:
+    """Clusters of so many CTAs that run at the same time, if each CTA has an SM for itself.
+
+    Fewer than SMs over `size`: a cluster stays inside a GPC, whose SMs need not be a multiple of it. As for a kernel that
+    takes nearly all shared memory of an SM.
+    """
+    return multiprocessors(device) if size == 1 or device.type == "cpu" else _resident_clusters(device, size)
+
+
+@functools.cache
+def _resident_clusters(device: torch.device, size: int) -> int:
+    from cuda.bindings import driver
+
+    def checked(result: tuple[Any, ...]) -> Any:
+        if result[0] != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"CUDA driver: {result[0].name}")
+        return result[1] if len(result) == 2 else None
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # there is a context from here on
+        module = checked(driver.cuModuleLoadData(_EMPTY_KERNEL))
+        function = checked(driver.cuModuleGetFunction(module, b"nothing"))
+        smem_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(function, attribute, smem_bytes))
+        config, cluster = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = size, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = 128, 1, 1
+        config.sharedMemBytes, config.attrs, config.numAttrs = smem_bytes, [cluster], 1
+        return checked(driver.cuOccupancyMaxActiveClusters(function, config))
 
 
 def target_for(device: torch.device) -> str:

@@ -9,15 +9,15 @@ import cutlass
 import torch
 
 from mxfp8fa.kernels.operands import MXOperand
-from mxfp8fa.kernels.producers import rmsnorm_cluster_kernel, rmsnorm_kernel
+from mxfp8fa.kernels.producers import rmsnorm_kernel
 from mxfp8fa.kernels.producers.data import (
     FLOATS,
     check_floats,
     empty_operand,
     launch,
     make_blocks,
-    multiprocessors,
     pointer,
+    resident_clusters,
     sizes_and_strides,
     tokens_of,
     with_aligned_rows,
@@ -88,18 +88,18 @@ def rmsnorm_quantize(
     if operand.codes.numel():
         source, factors = with_aligned_rows(x.detach()), with_aligned_rows(weight.detach())
         scales = operand.scales.get("tokens"), operand.scales.get("head_dim")
-        kernel = rmsnorm_kernel if columns <= rmsnorm_kernel.CTA_COLUMNS else rmsnorm_cluster_kernel
+        shape = rmsnorm_kernel.shape_for(columns, x.element_size())
         launch(
-            kernel.rmsnorm_quantize,
+            rmsnorm_kernel.rmsnorm_quantize,
             pointer(source),
             pointer(factors),
             pointer(operand.codes, blocks.element_type),
             *map(pointer, (*scales, y, rstd, tokens.table)),
             *sizes_and_strides(source, tokens),
             cutlass.Float32(eps),
-            cutlass.Int32(multiprocessors(x.device)),
+            cutlass.Int32(resident_clusters(x.device, shape.cluster) * shape.ctas_per_sm),
             device=x.device,
-            constants=(blocks, kernel.shape_for(columns, x.element_size())),
+            constants=(blocks, shape),
             memory=(source, factors, operand.codes, *scales, y, rstd, tokens.table),
         )
     return Normalized(operand, rstd, y)

@@ -1,28 +1,46 @@
 """RMSNorm and quantize: y = x * rstd * weight with rstd = 1 / sqrt(mean(x^2) + eps), straight to codes and scales.
 
-A row has to be seen to its end before its first code can be made, and blocks along the tokens need 32 rows at once. Here
-a CTA holds 32 rows of at most 1,024; `rmsnorm_cluster_kernel` has longer ones.
+A row has to be seen to its end before its first code can be made, and blocks along the tokens need 32 rows at once. So 32
+rows stay in shared memory, x is read once from global memory, and rows of more than 1,024 are shared out to a cluster of
+up to eight CTAs, since 32 rows of 8,192 are more than an SM holds.
 
-    load 32 x 64 a warp -> squares: thread, warp (shuffles), CTA (shared memory) -> rstd -> y -> `fragment`
+Memory never waits for arithmetic or for other CTAs. CTAs stay on their SM, and three things go on at the same time: 32
+tokens are on their way (bulk copies, a row each), the next ones, which have arrived, are squared and added up, the ones
+before are quantized. Sums meet in a warp of their own and go from there to every CTA of the cluster (st.async); nobody asks
+for them before he has added up the next 32 tokens.
 
-Loading, adding up and quantizing follow each other, so memory would rest most of the time. CTAs stay on their SM, and
-while one quantizes 32 tokens, the next are on their way (cp.async). A thread copies what it alone will read, so this
-pipeline needs no barrier; the sum needs two.
+    load warp        GMEM -> sX[stages]
+    quantize warps   sX -> squares: thread, warp (shuffles) -> sOfWarp -> the sum warp
+                     rstd from sTotals -> y -> `fragment` -> GMEM
+    sum warp         sOfWarp -> sTotals of all CTAs of the cluster
 
-Scales go out byte by byte: the four groups of 32 tokens that share an atom are different turns, or CTAs. Groups whose
-tokens do not exist write the zeros of their part of the padding.
+Barriers:
 
-Constraints: as for `quantize_kernel`; rows of at most 1,024.
+    barrier        count   arrives                                  waits           means
+    full[stages]   1       load warp, and the bytes of 32 rows      quantize warps  the stage is filled
+    empty[stages]  warps   a thread of each quantize warp           load warp       the stage has been read
+    summed[2]      warps   a thread of each quantize warp           sum warp        sums of all warps are there
+    totals[4]      1       sum warp, and 128 bytes from every CTA   quantize warps  sums of all CTAs are there
+
+Nobody says that sums have been read. Turn t + 2 overwrites those of turn t in sOfWarp: warps add up t + 2 after the totals
+of t, which follow the reading. Turn t + 4 overwrites those in sTotals: its sums follow the totals of t + 2 in every CTA, and
+those follow sums of t + 2 of all warps of all CTAs, which had read the totals of t by then.
+
+Scales of 32 tokens are a part of an atom, two bytes of a token and one of a column for a warp. Groups whose tokens do not
+exist write the zeros of their part of the padding.
+
+Constraints: as for `quantize_kernel`; rows of at most 8,192.
 """
 
 from typing import NamedTuple
 
 import cutlass
 from cutlass import cute, memory
-from cutlass.cute.nvgpu.cpasync import CopyG2SOp, LoadCacheMode
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
 
-from mxfp8fa.kernels.producers.atoms import LINE
-from mxfp8fa.kernels.producers.fragment import VECTOR, Blocks, Scales, encode_row, fragment_scales, select
+from mxfp8fa.kernels.producers.atoms import store_column_scales, store_row_scales
+from mxfp8fa.kernels.producers.fragment import VECTOR, Blocks, encode_row, fragment_scales, select
 from mxfp8fa.kernels.producers.quantize_kernel import (
     ROW_LANES,
     ROWS,
@@ -32,42 +50,93 @@ from mxfp8fa.kernels.producers.quantize_kernel import (
     store_row,
     tile_tokens,
 )
-from mxfp8fa.layouts import ATOM_BYTES
 from mxfp8fa.numerics.mx_tensor import BLOCK
 
 CTA_COLUMNS = 1024
-MAX_COLUMNS = 8192  # of `rmsnorm_cluster_kernel`
+MAX_CLUSTER = 8  # portable (CUDA C++ Programming Guide, "Thread Block Clusters")
+MAX_COLUMNS = CTA_COLUMNS * MAX_CLUSTER
 BLOCKS_OF_TILE = TILE_TOKENS // BLOCK
-COLUMN_LANES = (1, 2, 4)  # distances of the lanes that share a token
-SM_THREADS = 512  # at least, at up to 128 registers each
+COLUMN_LANES = (4, 2, 1)  # distances of the lanes that share a token
+HELPERS = 2  # warps: load and sum
+SM_THREADS = 32 * (CTA_COLUMNS // WARP_COLUMNS + HELPERS)  # of all CTAs of an SM: up to 112 registers each
 SM_STAGE_BYTES = 208 * 1024  # of shared memory, for the stages of all CTAs of an SM
-MAX_STAGES = 3
+MAX_STAGES = 6
 SMEM_PERCENT = 100  # of the memory that is both L1 and shared memory
+SUM_SLOTS, TOTAL_SLOTS = 2, 4  # see above
+SUM_BYTES = 4 * BLOCK
 
 
 class Shape(NamedTuple):
-    """Of a CTA; what a kernel is compiled for."""
+    """How a row is shared out; what a kernel is compiled for."""
 
-    warps: int  # of a CTA
-    stages: int  # groups of 32 tokens that a CTA holds: one in work, the others on their way
+    cluster: int  # CTAs
+    warps: int  # that quantize, of a CTA
+    stages: int  # groups of 32 tokens that a CTA holds
 
     @property
     def threads(self) -> int:
         """Of a CTA."""
-        return 32 * self.warps
+        return 32 * (self.warps + HELPERS)
+
+    @property
+    def columns(self) -> int:
+        """Of a CTA."""
+        return WARP_COLUMNS * self.warps
 
     @property
     def ctas_per_sm(self) -> int:
-        """That fit beside each other."""
-        return max(1, SM_THREADS // self.threads)
+        """That are to fit beside each other."""
+        return max(1, SM_THREADS // self.threads) if self.cluster == 1 else 1
+
+    @property
+    def ahead(self) -> int:
+        """How many groups are added up before one is quantized."""
+        return min(1, self.stages - 1)
 
 
 def shape_for(columns: int, element_bytes: int) -> Shape:
-    """A CTA for a row of so many columns, with whole atoms of it."""
-    warps = -(-columns // TILE_COLUMNS) * (TILE_COLUMNS // WARP_COLUMNS)
-    shape = Shape(warps, 1)
-    stage_bytes = BLOCK * WARP_COLUMNS * warps * element_bytes
+    """The fewest CTAs that hold a row of so many columns, each with whole atoms of it."""
+    atoms = -(-columns // TILE_COLUMNS)
+    cluster = -(-columns // CTA_COLUMNS)
+    shape = Shape(cluster, -(-atoms // cluster) * (TILE_COLUMNS // WARP_COLUMNS), 1)
+    stage_bytes = BLOCK * shape.columns * element_bytes
     return shape._replace(stages=max(1, min(MAX_STAGES, SM_STAGE_BYTES // (shape.ctas_per_sm * stage_bytes))))
+
+
+class Data(NamedTuple):
+    """Where everything is in global memory."""
+
+    pX: cute.Pointer
+    pWeight: cute.Pointer
+    pCodes: cute.Pointer
+    pTokens: cute.Pointer | None
+    pHeadDim: cute.Pointer | None
+    pY: cute.Pointer | None
+    pRstd: cute.Pointer
+    pTiles: cute.Pointer | None
+
+
+class Shared(NamedTuple):
+    """Shared memory of a CTA: sX (columns, 32, stages), sOfWarp (32, warps, 2), sTotals (32, CTAs, 4); barriers."""
+
+    sX: cute.Tensor
+    sOfWarp: cute.Tensor
+    sTotals: cute.Tensor
+    full: cute.Pointer
+    empty: cute.Pointer
+    summed: cute.Pointer
+    totals: cute.Pointer
+
+
+class Part(NamedTuple):
+    """The part of the work that is a CTA's: every `step`-th group of 32 tokens, and these columns of it."""
+
+    first: cutlass.Int32  # group
+    step: cutlass.Int32
+    groups: cutlass.Int32  # of all
+    column: cutlass.Int32  # first of the CTA's
+    columns: cutlass.Int32  # that exist
+    rank: cutlass.Int32  # in the cluster
 
 
 @cute.jit
@@ -83,12 +152,12 @@ def rmsnorm_quantize(
     sizes: tuple[cutlass.Int32, ...],
     strides: tuple[cutlass.Int64, ...],
     eps: cutlass.Float32,
-    multiprocessors: cutlass.Int32,
+    clusters: cutlass.Int32,
     stream: object,
     blocks: cutlass.Constexpr[Blocks],
     shape: cutlass.Constexpr[Shape],
 ) -> None:
-    """Launch as many CTAs as fit on the GPU beside each other; each takes every so manieth group of 32 tokens.
+    """Launch clusters that stay; each takes every so manieth group of 32 tokens.
 
     Args:
         pX: first element of the data.
@@ -102,18 +171,18 @@ def rmsnorm_quantize(
         sizes: batches, tokens of one, heads, head dimension, token tiles of a batch.
         strides: of the data, in elements: batch, token, head.
         eps: added to the mean.
-        multiprocessors: of the GPU.
+        clusters: that fit on the GPU at the same time; more would start when these are done.
         stream: CUDA stream.
         blocks: what to make.
         shape: how a row is shared out.
     """
     batches, _, heads, _, tiles = sizes
-    ctas = cutlass.min(batches * tiles * BLOCKS_OF_TILE * heads, multiprocessors * shape.ctas_per_sm)
-    rmsnorm_quantize_kernel(
-        pX, pWeight, pCodes, pTokens, pHeadDim, pY, pRstd, pTiles, sizes, strides, eps, blocks, shape
-    ).launch(
-        grid=(ctas, 1, 1),
+    count = cutlass.min(batches * tiles * BLOCKS_OF_TILE * heads, clusters)
+    data = Data(pX, pWeight, pCodes, pTokens, pHeadDim, pY, pRstd, pTiles)
+    rmsnorm_quantize_kernel(data, sizes, strides, eps, blocks, shape).launch(
+        grid=(count * shape.cluster, 1, 1),
         block=(shape.threads, 1, 1),
+        cluster=(shape.cluster, 1, 1),
         stream=stream,
         min_blocks_per_mp=shape.ctas_per_sm,
         preferred_smem_carveout=SMEM_PERCENT,
@@ -122,83 +191,66 @@ def rmsnorm_quantize(
 
 @cute.kernel
 def rmsnorm_quantize_kernel(
-    pX: cute.Pointer,
-    pWeight: cute.Pointer,
-    pCodes: cute.Pointer,
-    pTokens: cute.Pointer | None,
-    pHeadDim: cute.Pointer | None,
-    pY: cute.Pointer | None,
-    pRstd: cute.Pointer,
-    pTiles: cute.Pointer | None,
+    data: Data,
     sizes: tuple[cutlass.Int32, ...],
     strides: tuple[cutlass.Int64, ...],
     eps: cutlass.Float32,
     blocks: cutlass.Constexpr[Blocks],
     shape: cutlass.Constexpr[Shape],
 ) -> None:
-    """One CTA: group after group of 32 tokens."""
-    thread, _, _ = cute.arch.thread_idx()
-    first_group, _, _ = cute.arch.block_idx()
+    """One CTA: its part of group after group of 32 tokens."""
+    cta, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
-    batches, seqlen, heads, head_dim, tiles = sizes
-    groups = batches * tiles * BLOCKS_OF_TILE * heads
-    lane, warp = thread % 32, thread // 32
-    column = WARP_COLUMNS * warp + VECTOR * (lane % 8)
-    inside = column < head_dim
-    at = cutlass.min(column, head_dim - VECTOR)
-    across = cute.ceil_div(head_dim, TILE_COLUMNS)
-    weight = cute.make_rmem_tensor(VECTOR, pWeight.dtype)
-    cute.autovec_copy(cute.make_tensor(pWeight + cute.assume(at, divby=VECTOR), VECTOR), weight)
-    storage = allocate(pX.dtype, shape)
-    sX = storage[0]
-
-    for ahead in cutlass.range_constexpr(shape.stages - 1):
-        load_group(pX, pTiles, first_group + ahead * ctas, groups, sizes, strides, at, sX[None, None, thread, ahead])
-    turn = cutlass.Int32(0)
-    for group in cutlass.range(first_group, groups, ctas, unroll=1):
-        next_sX = sX[None, None, thread, (turn + shape.stages - 1) % shape.stages]
-        load_group(pX, pTiles, group + (shape.stages - 1) * ctas, groups, sizes, strides, at, next_sX)
-        cute.arch.cp_async_wait_group(shape.stages - 1)
-        x = rows_of(sX[None, None, thread, turn % shape.stages])
-        rstd = reciprocal_rms(x, storage, inside, head_dim, eps, turn, shape)
-
-        batch, head, tile, token_block, first, tokens = place(group, pTiles, sizes)
-        row = (cutlass.Int64(batch) * seqlen + first) * heads + head
-        if warp == 0 and lane < tokens:
-            cute.make_tensor(pRstd + (row + lane * heads), 1)[0] = rstd
-        y = scaled_rows(x, rstd, weight.load().to(cutlass.Float32), lane)
-        scales = fragment_scales(lambda i, _, y=y: y[i], ROWS, 1, ROW_LANES, blocks)  # type: ignore[misc]
-        store(y, scales, (pCodes, pY), row * head_dim + column, heads * head_dim, inside, tokens, blocks)
-        if column < across * TILE_COLUMNS:
-            head_index = cutlass.Int64(batch * heads + head)
-            atoms = (
-                (head_index * tiles + tile) * across + column // TILE_COLUMNS,
-                (head_index * across + column // TILE_COLUMNS) * tiles + tile,
-            )
-            store_scales((pTokens, pHeadDim), scales, atoms, column, token_block, inside, tokens)
-        turn += 1
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    batches, _, heads, head_dim, tiles = sizes
+    rank = cta % shape.cluster
+    column = rank * shape.columns
+    part = Part(
+        cta // shape.cluster,
+        ctas // shape.cluster,
+        batches * tiles * BLOCKS_OF_TILE * heads,
+        column,
+        cutlass.min(head_dim - column, shape.columns),
+        rank,
+    )
+    shared = set_up(data.pX.dtype, warp, shape)
+    if warp == shape.warps:
+        load(data, shared, part, sizes, strides, shape)
+    elif warp == shape.warps + 1:
+        add_up(shared, part, shape)
+    else:
+        quantize(data, shared, part, sizes, eps, warp, blocks, shape)
 
 
 rmsnorm_quantize_kernel.set_name_prefix("rmsnorm_quantize", remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
-def allocate(element_type: type[cutlass.Numeric], shape: Shape) -> tuple[cute.Tensor, ...]:
-    """Shared memory of a CTA.
-
-    Returns:
-        x, (8, rows, threads, stages), of which a thread writes and reads its own; sums of squares of 32 tokens by warp, and
-        of the CTA, in two copies for even and odd turns.
-    """
+@cute.jit
+def set_up(element_type: type[cutlass.Numeric], warp: cutlass.Int32, shape: cutlass.Constexpr[Shape]) -> Shared:
+    """Shared memory, and barriers that every CTA of the cluster may arrive at when this returns."""
     smem = memory.SmemAllocator()
-    threads = shape.threads
-    kept = cute.make_layout(
-        (VECTOR, ROWS, threads, shape.stages), stride=(1, VECTOR * threads, VECTOR, VECTOR * ROWS * threads)
+    stages = cute.make_layout((shape.columns, BLOCK, shape.stages))
+    shared = Shared(
+        smem.allocate_tensor(element_type, stages, byte_alignment=128),
+        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.warps, SUM_SLOTS)), byte_alignment=128),
+        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.cluster, TOTAL_SLOTS)), byte_alignment=128),
+        *(smem.allocate_array(cutlass.Int64, n) for n in (shape.stages, shape.stages, SUM_SLOTS, TOTAL_SLOTS)),
     )
-    return (
-        smem.allocate_tensor(element_type, kept, byte_alignment=128),
-        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.warps)), byte_alignment=128),
-        smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, 2)), byte_alignment=128),
-    )
+    if warp == 0:
+        with cute.arch.elect_one():
+            for stage in cutlass.range_constexpr(shape.stages):
+                cute.arch.mbarrier_init(shared.full + stage, 1)
+                cute.arch.mbarrier_init(shared.empty + stage, shape.warps)
+            for slot in cutlass.range_constexpr(SUM_SLOTS):
+                cute.arch.mbarrier_init(shared.summed + slot, shape.warps)
+            for slot in cutlass.range_constexpr(TOTAL_SLOTS):
+                cute.arch.mbarrier_init(shared.totals + slot, 1)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    if cutlass.const_expr(shape.cluster > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    return shared
 
 
 @cute.jit
@@ -213,82 +265,140 @@ def place(group: cutlass.Int32, pTiles: cute.Pointer | None, sizes: tuple[cutlas
 
 
 @cute.jit
-def load_group(
-    pX: cute.Pointer,
-    pTiles: cute.Pointer | None,
-    group: cutlass.Int32,
-    groups: cutlass.Int32,
+def load(
+    data: Data,
+    shared: Shared,
+    part: Part,
     sizes: tuple[cutlass.Int32, ...],
     strides: tuple[cutlass.Int64, ...],
-    column: cutlass.Int32,
-    sX: cute.Tensor,
+    shape: cutlass.Constexpr[Shape],
 ) -> None:
-    """Start copying the thread's part of a group, (8, rows): every fourth token, the tile's last one for all beyond.
-
-    Beyond the last group nothing is copied, but the empty batch of copies counts all the same.
-    """
-    if group < groups:
-        batch, head, _, _, first, tokens = place(group, pTiles, sizes)
-        batch_stride, token_stride, head_stride = strides
-        source = batch * batch_stride + first * token_stride + head * head_stride + column
-        copy = cute.make_copy_atom(CopyG2SOp(LoadCacheMode.GLOBAL), pX.dtype, num_bits_per_copy=128)
-        vector = 128 // pX.dtype.width
-        layout = cute.make_layout((vector, VECTOR // vector))
-        for i in cutlass.range_constexpr(ROWS):
-            row = cutlass.min(cute.arch.lane_idx() // 8 + 4 * i, tokens - 1)
-            offset = cute.assume(source + row * token_stride, divby=vector)
-            cute.copy(copy, cute.make_tensor(pX + offset, layout), cute.make_tensor(sX[None, i].iterator, layout))
-    cute.arch.cp_async_commit_group()
-
-
-def rows_of(sX: cute.Tensor) -> list[cute.TensorSSA]:
-    """The thread's part of x as float32, row by row."""
-    rows = []
-    for i in range(ROWS):
-        raw = cute.make_rmem_tensor(VECTOR, sX.element_type)
-        cute.autovec_copy(sX[None, i], raw)
-        rows.append(raw.load().to(cutlass.Float32))
-    return rows
+    """The load warp: lane r fetches row r of every group, the tile's last one for all beyond."""
+    lane = cute.arch.lane_idx()
+    batch_stride, token_stride, head_stride = strides
+    row_bytes = part.columns * (data.pX.dtype.width // 8)
+    turn = cutlass.Int32(0)
+    for group in cutlass.range(part.first, part.groups, part.step, unroll=1):
+        batch, head, _, _, first, tokens = place(group, data.pTiles, sizes)
+        row = first + cutlass.min(lane, tokens - 1)
+        source = batch * batch_stride + row * token_stride + head * head_stride + part.column
+        stage = turn % shape.stages
+        cute.arch.mbarrier_wait(shared.empty + stage, (turn // shape.stages + 1) % 2)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(shared.full + stage, BLOCK * row_bytes)
+        cute.arch.sync_warp()
+        bulk_copy(shared.sX[None, lane, stage].iterator, data.pX + source, row_bytes, shared.full + stage)
+        turn += 1
 
 
 @cute.jit
-def reciprocal_rms(
-    x: cutlass.Constexpr,
-    storage: tuple,
-    inside: cutlass.Boolean,
-    head_dim: cutlass.Int32,
+def add_up(shared: Shared, part: Part, shape: cutlass.Constexpr[Shape]) -> None:
+    """The sum warp: lane r adds the sums of row r over the warps, in order, and tells every CTA of the cluster."""
+    lane = cute.arch.lane_idx()
+    turn = cutlass.Int32(0)
+    for _ in cutlass.range(part.first, part.groups, part.step, unroll=1):
+        cute.arch.mbarrier_wait(shared.summed + turn % SUM_SLOTS, turn // SUM_SLOTS % 2)
+        total = shared.sOfWarp[lane, 0, turn % SUM_SLOTS]
+        for warp in cutlass.range_constexpr(1, shape.warps):
+            total += shared.sOfWarp[lane, warp, turn % SUM_SLOTS]
+        slot = turn % TOTAL_SLOTS
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(shared.totals + slot, SUM_BYTES * shape.cluster)
+        target = shared.sTotals.iterator + (lane + BLOCK * (part.rank + shape.cluster * slot))
+        for peer in cutlass.range_constexpr(shape.cluster):
+            cute.arch.store_async_dsmem(target, total.bitcast(cutlass.Int32), shared.totals + slot, peer)
+        turn += 1
+
+
+@cute.jit
+def quantize(
+    data: Data,
+    shared: Shared,
+    part: Part,
+    sizes: tuple[cutlass.Int32, ...],
     eps: cutlass.Float32,
+    warp: cutlass.Int32,
+    blocks: cutlass.Constexpr[Blocks],
+    shape: cutlass.Constexpr[Shape],
+) -> None:
+    """A quantize warp: 64 columns, 8 rows and 8 columns a thread (`fragment`)."""
+    lane = cute.arch.lane_idx()
+    _, seqlen, heads, head_dim, tiles = sizes
+    local = WARP_COLUMNS * warp + VECTOR * (lane % 8)
+    column = part.column + local
+    inside = column < head_dim
+    at = cute.assume(cutlass.min(local, part.columns - VECTOR), divby=VECTOR)  # what does not exist is a copy of the last
+    weight = cute.make_rmem_tensor(VECTOR, data.pWeight.dtype)
+    cute.autovec_copy(cute.make_tensor(data.pWeight + cute.assume(part.column + at, divby=VECTOR), VECTOR), weight)
+    across = cute.ceil_div(head_dim, TILE_COLUMNS)
+
+    if cutlass.const_expr(shape.ahead > 0):
+        add_squares(shared, at, inside, warp, cutlass.Int32(0), shape)
+    turn = cutlass.Int32(0)
+    for group in cutlass.range(part.first, part.groups, part.step, unroll=1):
+        if group + shape.ahead * part.step < part.groups:
+            add_squares(shared, at, inside, warp, turn + shape.ahead, shape)
+        rstd = reciprocal_rms(shared.sTotals, shared.totals, head_dim, eps, turn, shape)
+        y = scaled_rows(shared.sX, at, rstd, weight.load().to(cutlass.Float32), turn % shape.stages)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(shared.empty + turn % shape.stages)
+
+        batch, head, tile, token_block, first, tokens = place(group, data.pTiles, sizes)
+        row = (cutlass.Int64(batch) * seqlen + first) * heads + head
+        if part.rank == 0 and warp == 0 and lane < tokens:
+            cute.make_tensor(data.pRstd + (row + lane * heads), 1)[0] = rstd
+        scales = fragment_scales(lambda i, _, y=y: y[i], ROWS, 1, ROW_LANES, blocks)  # type: ignore[misc]
+        store(y, scales, (data.pCodes, data.pY), row * head_dim + column, heads * head_dim, inside, tokens, blocks)
+        if column < across * TILE_COLUMNS:
+            head_index = cutlass.Int64(batch * heads + head)
+            tile_d = column // TILE_COLUMNS
+            if cutlass.const_expr(blocks.last):
+                atom = (head_index * tiles + tile) * across + tile_d
+                store_row_scales(data.pTokens, scales.of_row, atom, column, token_block, inside, tokens)
+            if cutlass.const_expr(blocks.token):
+                atom = (head_index * across + tile_d) * tiles + tile
+                store_column_scales(data.pHeadDim, scales.of_column, atom, column, token_block, inside, tokens)
+        turn += 1
+
+
+@cute.jit
+def add_squares(
+    shared: Shared,
+    at: cutlass.Int32,
+    inside: cutlass.Boolean,
+    warp: cutlass.Int32,
     turn: cutlass.Int32,
     shape: cutlass.Constexpr[Shape],
-) -> cutlass.Float32:
-    """rstd of token `lane`, from the parts of its row that all threads of the CTA hold.
+) -> None:
+    """Sums of the squares of 32 rows over the warp's columns, to the sum warp.
 
     Args:
-        x: the thread's rows.
-        storage: shared memory of the CTA (`allocate`).
-        inside: whether the thread's columns exist.
-        head_dim: length of a row.
-        eps: added to the mean.
+        shared: memory of the CTA.
+        at: first of the thread's columns in it.
+        inside: whether they exist.
+        warp: which quantize warp.
         turn: counts the groups of the CTA.
         shape: of the CTA.
     """
-    _, sOfWarp, sOfCta = storage
-    thread, _, _ = cute.arch.thread_idx()
-    lane, warp = thread % 32, thread // 32
+    lane = cute.arch.lane_idx()
+    stage = turn % shape.stages
+    cute.arch.mbarrier_wait(shared.full + stage, turn // shape.stages % 2)
+    sums = []
     for i in cutlass.range_constexpr(ROWS):
-        total = select(inside, sum_of_squares(x[i]), cutlass.Float32(0))
-        for distance in COLUMN_LANES:
-            total += cute.arch.shuffle_sync_bfly(total, offset=distance)
-        if lane % 8 == 0:
-            sOfWarp[lane // 8 + 4 * i, warp] = total
-    cute.arch.sync_threads()
-    if warp == 0:
-        total = sOfWarp[lane, 0]
-        for other in cutlass.range_constexpr(1, shape.warps):
-            total += sOfWarp[lane, other]
-        sOfCta[lane, turn % 2] = total
-    cute.arch.sync_threads()
-    return cute.math.rsqrt(sOfCta[lane, turn % 2] / cutlass.Float32(head_dim) + eps)
+        sums.append(select(inside, sum_of_squares(row_of(shared.sX, at, i, stage)), cutlass.Float32(0)))
+    shared.sOfWarp[lane // 8 + 4 * (lane % 8), warp, turn % SUM_SLOTS] = over_lanes(sums, lane)
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(shared.summed + turn % SUM_SLOTS)
+
+
+def row_of(sX: cute.Tensor, at: cutlass.Int32, i: int, stage: cutlass.Int32) -> cute.TensorSSA:
+    """The thread's row i as float32."""
+    row = cute.arch.lane_idx() // 8 + 4 * i
+    offset = cute.assume(at + cute.crd2idx((0, row, stage), sX.layout), divby=VECTOR)
+    raw = cute.make_rmem_tensor(VECTOR, sX.element_type)
+    cute.autovec_copy(cute.make_tensor(sX.iterator + offset, VECTOR), raw)
+    return raw.load().to(cutlass.Float32)
 
 
 def sum_of_squares(x: cute.TensorSSA) -> cutlass.Float32:
@@ -299,17 +409,52 @@ def sum_of_squares(x: cute.TensorSSA) -> cutlass.Float32:
     return total
 
 
+def over_lanes(sums: list[cutlass.Float32], lane: cutlass.Int32) -> cutlass.Float32:
+    """Sums of eight rows over eight neighbouring lanes, one row to each lane: 7 shuffles instead of 24.
+
+    At each distance a lane gives half of its rows away and gets its partner's part of the other half.
+    """
+    for distance in COLUMN_LANES:
+        half = len(sums) // 2
+        upper = (lane & distance) != 0
+        given = [select(upper, sums[j], sums[j + half]) for j in range(half)]
+        kept = [select(upper, sums[j + half], sums[j]) for j in range(half)]
+        sums = [kept[j] + cute.arch.shuffle_sync_bfly(given[j], offset=distance) for j in range(half)]
+    return sums[0]
+
+
+@cute.jit
+def reciprocal_rms(
+    sTotals: cute.Tensor,
+    totals: cute.Pointer,
+    head_dim: cutlass.Int32,
+    eps: cutlass.Float32,
+    turn: cutlass.Int32,
+    shape: cutlass.Constexpr[Shape],
+) -> cutlass.Float32:
+    """rstd of token `lane`, as soon as the sums of all CTAs are there."""
+    lane, slot = cute.arch.lane_idx(), turn % TOTAL_SLOTS
+    cute.arch.mbarrier_wait(totals + slot, turn // TOTAL_SLOTS % 2)
+    total = sTotals[lane, 0, slot]
+    for other in cutlass.range_constexpr(1, shape.cluster):
+        total += sTotals[lane, other, slot]
+    return cute.math.rsqrt(total / cutlass.Float32(head_dim) + eps)
+
+
 def scaled_rows(
-    x: list[cute.TensorSSA], rstd: cutlass.Float32, weight: cute.TensorSSA, lane: cutlass.Int32
+    sX: cute.Tensor, at: cutlass.Int32, rstd: cutlass.Float32, weight: cute.TensorSSA, stage: cutlass.Int32
 ) -> list[cute.TensorSSA]:
     """y = (x * rstd) * weight in float32, rounded after each product; rstd is that of token `lane`."""
-    return [x[i] * cute.arch.shuffle_sync(rstd, offset=lane // 8 + 4 * i) * weight for i in range(ROWS)]
+    token = cute.arch.lane_idx() // 8
+    return [
+        row_of(sX, at, i, stage) * cute.arch.shuffle_sync(rstd, offset=token + 4 * i) * weight for i in range(ROWS)
+    ]
 
 
 @cute.jit
 def store(
     y: cutlass.Constexpr,
-    scales: cutlass.Constexpr[Scales],
+    scales: cutlass.Constexpr,
     targets: tuple,
     element: cutlass.Int64,
     stride: cutlass.Int32,
@@ -342,39 +487,17 @@ def store(
                 store_row(rounded, pY, element + cutlass.Int64(token) * stride)
 
 
-@cute.jit
-def store_scales(
-    targets: tuple,
-    scales: cutlass.Constexpr[Scales],
-    atoms: tuple[cutlass.Int64, ...],
-    column: cutlass.Int32,
-    token_block: cutlass.Int32,
-    inside: cutlass.Boolean,
-    tokens: cutlass.Int32,
-) -> None:
-    """Scales of 32 tokens into their atoms, 0 where nothing exists; see `atoms` for the places.
-
-    Args:
-        targets: first of the scales with tokens as rows, and with the head dimension as rows; None for what is not made.
-        scales: of the thread's rows and columns.
-        atoms: index of the atom in each.
-        column: first of the thread's.
-        token_block: place of the 32 tokens in their tile of 128.
-        inside: whether the columns exist.
-        tokens: how many exist.
-    """
-    lane = cute.arch.lane_idx()
-    block = column // BLOCK % 4
-    if cutlass.const_expr(targets[0] is not None):  # noqa: SIM102 (compiled in, unlike the other condition)
-        if lane % 4 == 0:
-            gAtom = cute.make_tensor(targets[0] + atoms[0] * ATOM_BYTES, ATOM_BYTES)
-            for i in cutlass.range_constexpr(ROWS):
-                token = lane // 8 + 4 * i
-                code = select(inside and token < tokens, scales.of_row[i][0], cutlass.Int32(0))
-                gAtom[LINE * token + 4 * token_block + block] = code.to(cutlass.Uint8)
-    if cutlass.const_expr(targets[1] is not None):  # noqa: SIM102
-        if lane < 8:
-            gAtom = cute.make_tensor(targets[1] + atoms[1] * ATOM_BYTES, ATOM_BYTES)
-            for e in cutlass.range_constexpr(VECTOR):
-                code = select(inside and tokens > 0, scales.of_column[e][0], cutlass.Int32(0))
-                gAtom[LINE * (column % BLOCK + e) + 4 * block + token_block] = code.to(cutlass.Uint8)
+@dsl_user_op
+def bulk_copy(
+    sX: cute.Pointer, gX: cute.Pointer, size_bytes: cutlass.Int32, full: cute.Pointer, *, loc: object = None,
+    ip: object = None,
+) -> None:  # fmt: skip
+    """cp.async.bulk by every thread that calls; the DSL has no call for a number of bytes known at run time."""
+    operands = [
+        sX.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip),
+        gX.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip),
+        size_bytes.ir_value(loc=loc, ip=ip),
+        full.toint(loc=loc, ip=ip).ir_value(loc=loc, ip=ip),
+    ]
+    instruction = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    llvm.inline_asm(None, operands, instruction, "r,l,r,r,~{memory}", has_side_effects=True, loc=loc, ip=ip)

@@ -11,7 +11,7 @@ from test_producer_quantize import FLOATS, assert_equals_numpy  # noqa: E402
 
 from mxfp8fa.kernels.execution import emulation  # noqa: E402
 from mxfp8fa.kernels.producers import rmsnorm_quantize  # noqa: E402
-from mxfp8fa.kernels.producers.rmsnorm_cluster_kernel import shape_for  # noqa: E402
+from mxfp8fa.kernels.producers.rmsnorm_kernel import shape_for  # noqa: E402
 
 # (D + 6) additions of squares in a tree no deeper than 8 + 3 + 16 + 8 levels, each within 2^-24; half of that relative
 # error reaches the root; division, sum with eps and rsqrt (2^-22.9, PTX ISA) come on top.
