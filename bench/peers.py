@@ -139,7 +139,10 @@ def peer(name: str, *, causal: bool = False, two_cta: bool = False) -> Source:
 PEERS: dict[str, tuple[Callable[..., Program], dict[str, Any], Tiling]] = {
     "flash-attn-4": (flash_attention_forward, {}, Tiling(rows=256)),
     "flash-attn-4-fp8": (flash_attention_forward, {"fp8": True}, Tiling(rows=256)),
-    "flash-attn-4-backward": (flash_attention_backward, {}, Tiling(rows=128, backward=True)),
+    # delta = rowsum(O * dO) and dQ cleared before (16 + 16 bits read, 32 written), dQ converted after (32 read, 16 written)
+    "flash-attn-4-backward": (
+        flash_attention_backward, {}, Tiling(rows=128, backward=True, around_bytes=2 + 2 + 4 + 4 + 2, around_launches=2),
+    ),
     "cudnn": (cudnn_forward, {}, Tiling(rows=256)),
     "cudnn-backward": (cudnn_backward, {}, Tiling(rows=128, backward=True)),
 }

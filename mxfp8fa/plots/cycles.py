@@ -2,44 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mxfp8fa.plots.style import BLACK, BLUE, GREY, LIGHT, ROLE_COLORS, VERMILION, finish, panels, styled
+from mxfp8fa.plots.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    LIGHT,
+    ORANGE,
+    PURPLE,
+    ROLE_COLORS,
+    SKY,
+    VERMILION,
+    finish,
+    panels,
+    styled,
+)
 
-_AGENTS = {"TMA": "#332288", "tensor core": "#882255"}
-_OTHER = "#999999"
-_ORDER = ("tensor core", "TMA", "softmax0", "softmax1", "correction", "mma", "load", "epilogue")
+_UNIT_COLORS = {
+    "tensor core": "#882255", "MUFU": VERMILION, "FMA": BLUE, "ALU": SKY, "convert": ORANGE, "TMEM loads": PURPLE,
+    "issue slots": GREY, "SMEM": "#DDCC77", "TMA": "#332288",
+}  # fmt: skip
+_ORDER = ("softmax0", "softmax1", "correction", "compute", "reduce", "scales", "mma", "load", "epilogue")
 
 
 @styled
-def fig_modelled_timeline(spans: Sequence[Any], *, finding: str, parameters: str, ax: Axes | None = None) -> Figure:
-    """One row per agent and role: filled where it is busy, hatched where it waits for a barrier.
+def fig_modelled_timeline(
+    units: Mapping[str, Sequence[float]],
+    roles: Sequence[tuple[str, str, float, float]],
+    *,
+    bin_cycles: int,
+    window: tuple[float, float],
+    finding: str,
+    parameters: str,
+    ax: Sequence[Axes] | None = None,
+) -> Figure:
+    """Above, how busy each unit is over time; below, what each role does: filled where it runs, hatched where it waits.
 
     Args:
-        spans: with actor, what, start and end (cycles), as from `timing.resources.activity`.
+        units: unit -> share of each `bin_cycles` cycles in which it is busy, from cycle 0 on.
+        roles: role, "runs" or "waits: BARRIER", first and last cycle.
+        bin_cycles: see units.
+        window: first and last cycle shown.
         finding: the title.
         parameters: for the caption.
-        ax: where to draw; None for a new figure.
+        ax: two axes; None for a new figure.
     """
-    present = list(dict.fromkeys(span.actor for span in spans))
+    present = list(dict.fromkeys(name for name, *_ in roles if name != "idle"))
     names = [n for n in _ORDER if n in present] + [n for n in present if n not in _ORDER]
-    axes = panels(1, ax, size=(9.0, 1.2 + 0.34 * len(names)))
+    sizes = {"height_ratios": (len(units), max(0.8 * len(names), 1))}
+    height = 1.4 + 0.36 * (len(units) + 0.8 * len(names))
+    upper, lower = axes = panels(2, ax, rows=2, size=(9.6, height), sharex=True, **sizes)
+    for row, (name, shares) in enumerate(units.items()):
+        edges = [bin_cycles * i for i in range(len(shares) + 1)]
+        upper.stairs([row + 0.42 - 0.84 * s for s in shares], edges, baseline=row + 0.42, fill=True, color=_UNIT_COLORS[name])
+        inside = [s for i, s in enumerate(shares) if window[0] <= bin_cycles * i < window[1]]
+        upper.text(1.005, row, f"{100 * sum(inside) / max(len(inside), 1):.0f} %", transform=upper.get_yaxis_transform(),
+                   va="center", fontsize=8)  # fmt: skip
     for row, name in enumerate(names):
-        mine = [span for span in spans if span.actor == name]
-        waits = [(s.start, s.end - s.start) for s in mine if s.what.startswith("waits")]
-        runs = [(s.start, s.end - s.start) for s in mine if not s.what.startswith("waits")]
-        axes[0].broken_barh(waits, (row - 0.14, 0.28), facecolors=LIGHT, edgecolors=GREY, linewidth=0, hatch="////")
-        color = ROLE_COLORS.get(name) or _AGENTS.get(name) or _OTHER
-        axes[0].broken_barh(runs, (row - 0.35, 0.7), facecolors=color, linewidth=0.2, edgecolors="white")
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].invert_yaxis()
-    axes[0].set_xlabel("cycles (modelled)")
-    axes[0].grid(axis="y", visible=False)
-    return finish(axes, ax, finding, "modelled", f"{parameters}; filled: busy, hatched: waits for a barrier")
+        mine = [(what, start, end - start) for who, what, start, end in roles if who == name]
+        waits = [(start, length) for what, start, length in mine if what != "runs"]
+        lower.broken_barh(waits, (row - 0.14, 0.28), facecolors=LIGHT, edgecolors=GREY, linewidth=0, hatch="////")
+        runs = [(start, length) for what, start, length in mine if what == "runs"]
+        color = ROLE_COLORS.get(name, BLACK)
+        lower.broken_barh(runs, (row - 0.35, 0.7), facecolors=color, linewidth=0.2, edgecolors="white")
+    for panel, labels in ((upper, list(units)), (lower, names)):
+        panel.set_yticks(range(len(labels)), labels)
+        panel.set_ylim(len(labels) - 0.45, -0.55)
+        panel.set_xlim(*window)
+        panel.grid(axis="y", visible=False)
+    lower.set_xlabel("cycles (modelled)")
+    above = f"above: share of {bin_cycles} cycles in which a unit is busy, and its mean in the window"
+    below = "below: first warp of each role, filled: runs, hatched: waits for a barrier"
+    return finish(axes, ax, finding, "modelled", f"{parameters}; {above}; {below}")
 
 
 @styled

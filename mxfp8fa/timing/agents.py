@@ -77,7 +77,7 @@ class Agents:
             cycles = self._rates["utccp"]
         for c in ctas:
             self._tensor[c] = begins + cycles
-            self._span(f"tensor core {c}", operation.what, begins, begins + cycles)
+            self._span(f"tensor core {c}", operation.what, begins, begins + cycles, operation.shared_bytes.get(c, 0))
         return begins + cycles
 
     def _product_cycles(self, operation: Operation, cta: int, begins: float) -> float:
@@ -109,11 +109,11 @@ class Agents:
             ends = begins + size / self._rates["tma_bandwidth"]
             self._link[cta] = ends
             self._copies[cta].append((begins, ends))
-            self._span(f"TMA {cta}", operation.what, begins, ends)
+            self._span(f"TMA {cta}", operation.what, begins, ends, size)
             latest = max(latest, ends)
         return latest
 
-    def _span(self, actor: str, what: str, start: float, end: float) -> None:
+    def _span(self, actor: str, what: str, start: float, end: float, shared_bytes: int) -> None:
         from mxfp8fa.timing.simulate import Busy
 
-        self._spans.append(Busy(actor, what, start, end))
+        self._spans.append(Busy(actor, what, start, end, shared_bytes / self._rates["smem"]))

@@ -50,16 +50,18 @@ class ChipTime:
         rounds: tiles of the busiest SM.
         steps: steps of the busiest SM.
         balance: mean work over the busiest SM's work.
+        around_us: microseconds of the kernels beside the main one.
     """
 
     cycles: float
     rounds: int
     steps: int
     balance: float
+    around_us: float = 0.0
 
     def microseconds(self, clock_ghz: float, rates: Rates) -> float:
-        """Time with the launch, at a clock."""
-        return self.cycles / clock_ghz / 1000 + rates["launch_us"]
+        """Time with the launch and the kernels beside it, at a clock."""
+        return self.cycles / clock_ghz / 1000 + rates["launch_us"] + self.around_us
 
 
 def on_chip(shape: AttentionShape, tiling: Tiling, increments: Increments, rates: Rates) -> ChipTime:
@@ -82,7 +84,13 @@ def on_chip(shape: AttentionShape, tiling: Tiling, increments: Increments, rates
             heapq.heappush(free, (time + cost, taken + 1, done + steps))
         ends = [end for end, _, _ in free]
         _, rounds, steps = max(free)
-    return ChipTime(max(ends), rounds, steps, busy / max(ends) / places)
+    return ChipTime(max(ends), rounds, steps, busy / max(ends) / places, around_us(shape, tiling, rates))
+
+
+def around_us(shape: AttentionShape, tiling: Tiling, rates: Rates) -> float:
+    """Microseconds of the kernels beside the main one, by bandwidth and a launch each."""
+    elements = shape.batch * shape.num_heads_q * shape.seqlen_q * shape.head_dim
+    return elements * tiling.around_bytes / rates["hbm"] / 1e6 + tiling.around_launches * rates["launch_us"]
 
 
 def bandwidth_us(shape: AttentionShape, element_bytes: float, output_bytes: float, rates: Rates) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,14 +11,13 @@ from typing import ClassVar
 from mxfp8fa.emulator import active
 from mxfp8fa.emulator.machine.program import load_program
 from mxfp8fa.emulator.names import Names
-from mxfp8fa.timing.binary import binaries_of
+from mxfp8fa.timing.binary import Binary, binaries_of
 from mxfp8fa.timing.chip import ChipTime, Increments, on_chip
 from mxfp8fa.timing.compilations import compilations
 from mxfp8fa.timing.paths import Replay, replay
 from mxfp8fa.timing.programs import Program, Source, Tiling
 from mxfp8fa.timing.rates import Rates, uncertain
 from mxfp8fa.timing.record import LaunchRecord, Recorder
-from mxfp8fa.timing.sass import Function
 from mxfp8fa.timing.shapes import AttentionShape
 from mxfp8fa.timing.simulate import Timeline, simulate
 
@@ -33,16 +33,58 @@ class Run:
         tiles, steps: of the cluster, over all tiles.
         replay: its SASS.
         names: what the kernel declares.
+        cluster: number of the cluster that is timed.
     """
 
     tiles: int
     steps: int
     replay: Replay
     names: Names
+    cluster: int
+
+    @property
+    def members(self) -> list[int]:
+        """Numbers of the CTAs of the cluster."""
+        return self.replay.record.ctas[self.cluster]
 
     def timeline(self, rates: Rates | None = None) -> Timeline:
         """Its cycles."""
-        return simulate(self.replay, rates)
+        return simulate(self.replay, rates, self.cluster)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """How well an emulated run and the kernel's SASS fit together.
+
+    Attributes:
+        instructions: SASS instructions of the kernel.
+        without_line: those for which the compiler's line table names no PTX line.
+        replayed: SASS instructions that warps were made to issue.
+        replayed_without_line: those of them without a PTX line.
+        anchors: effects (arrivals, waits, asynchronous operations) that the emulator saw.
+        lost: those for which no path through the SASS was found.
+        differing: opcodes in which the SASS differs from the binary that ships; 0 when it is that binary.
+    """
+
+    instructions: int
+    without_line: int
+    replayed: int
+    replayed_without_line: int
+    anchors: int
+    lost: int
+    differing: int
+
+    def __str__(self) -> str:
+        source = f"a twin with {self.differing} other opcodes" if self.differing else "the binary that ships"
+        return (
+            f"{self.instructions:,} instructions of {source}, {_percent(self.without_line, self.instructions)} without a PTX "
+            f"line; replayed {self.replayed:,}, {_percent(self.replayed_without_line, self.replayed)} of them without one; "
+            f"{self.lost} of {self.anchors:,} effects without a path"
+        )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f} %"
 
 
 @dataclass(frozen=True)
@@ -53,16 +95,28 @@ class Kernel:
         name: as the user knows it.
         tiling: how it cuts the work.
         runs: one tile of SHORT steps, one of LONG, and two tiles of SHORT steps if CTAs are persistent.
+        differing: see `Attribution`.
     """
 
     name: str
     tiling: Tiling
     runs: tuple[Run, ...]
+    differing: int
 
     def increments(self, rates: Rates | None = None) -> Increments:
         """Cycles per cluster, tile and step."""
         points = [(run.steps, run.timeline(rates).cycles) for run in self.runs]
         return Increments.fit(points[0], points[1], points[2] if len(points) > 2 else None)
+
+    def attribution(self) -> Attribution:
+        """Of the longer run."""
+        found = self.runs[1].replay
+        code, executed = found.function.instructions, found.executed()
+        return Attribution(
+            len(code), sum(not i.ptx_line for i in code),
+            executed.total(), sum(n for at, n in executed.items() if not code[at].ptx_line),
+            sum(len(p.warp.anchors) for p in found.paths), sum(p.lost for p in found.paths), self.differing,
+        )  # fmt: skip
 
     def coverage(self) -> dict[str, str]:
         """Opcode -> replayed and emulated executions in the longer run, for opcodes that compilers neither merge nor drop."""
@@ -103,7 +157,7 @@ class Library:
     What one library has compiled all know, because libraries under test keep their compiled functions for a whole process.
     """
 
-    _functions: ClassVar[dict[tuple[str, int], Function]] = {}
+    _binaries: ClassVar[dict[tuple[str, int], Binary]] = {}
 
     def record(self, load: Callable[[], Program], sm_count: int) -> tuple[Program, list[LaunchRecord]]:
         """Run a program in the emulator."""
@@ -116,12 +170,16 @@ class Library:
                 program.call()
         for each in compiled:
             for name, binary in binaries_of(each.compiled).items():
-                self._functions[name, len(load_program(binary.ptx, name).instructions)] = binary.function
+                self._binaries[name, len(load_program(binary.ptx, name).instructions)] = binary
         return program, recorder.finish()
+
+    def binary(self, launch: LaunchRecord) -> Binary:
+        """What a launch ran."""
+        return self._binaries[launch.kernel, launch.ptx_instructions]
 
     def replay(self, launch: LaunchRecord) -> Replay:
         """A launch as SASS."""
-        return replay(self._functions[launch.kernel, launch.ptx_instructions], launch)
+        return replay(self.binary(launch).function, launch)
 
 
 def main_launch(launches: list[LaunchRecord]) -> LaunchRecord:
@@ -130,9 +188,23 @@ def main_launch(launches: list[LaunchRecord]) -> LaunchRecord:
     return (products or launches)[-1]
 
 
+def longest_cluster(launch: LaunchRecord) -> int:
+    """Number of the cluster with the most products; the first of them."""
+    products: Counter[int] = Counter()
+    for operation in launch.operations:
+        if operation.what == "tcgen05.mma":
+            products[launch.warps[operation.warp].cta] += 1
+    return max(launch.ctas, key=lambda cluster: sum(products[cta] for cta in launch.ctas[cluster]))
+
+
 def short_shape(shape: AttentionShape, tiling: Tiling, *, steps: int, tiles: int) -> AttentionShape:
-    """`tiles` heads with one tile of `steps` steps each (the last one of a causal problem)."""
+    """`tiles` heads with one tile of `steps` steps each (the last one of a causal forward).
+
+    Of a causal backward every tile of keys sees another number of queries, the first one all: `steps` steps.
+    """
     outer, inner = tiling.rows, steps * tiling.columns
+    if tiling.backward and shape.causal:
+        outer = inner
     q, k = (inner, outer) if tiling.backward else (outer, inner)
     return replace(shape, batch=1, num_heads_q=tiles, num_heads_kv=tiles, seqlen_q=q, seqlen_k=k)
 
@@ -149,8 +221,6 @@ def kernel(source: Source, shape: AttentionShape, library: Library | None = None
         ValueError: it is not known how the kernel cuts the work.
     """
     tiling, library = source.tiling, library or Library()
-    if shape.causal and tiling is not None and tiling.backward:
-        raise ValueError("a causal backward cannot be extrapolated: its short problems have no tile with several steps")
     if tiling is None:
         raise ValueError(f"it is not known how {source.name} cuts attention into tiles")
     plan = [(1, SHORT), (1, LONG), (2, SHORT)] if tiling.persistent else [(1, SHORT), (1, LONG)]
@@ -158,5 +228,6 @@ def kernel(source: Source, shape: AttentionShape, library: Library | None = None
     for tiles, steps in plan:
         short = short_shape(shape, tiling, steps=steps, tiles=tiles)
         program, launches = library.record(partial(source.load, short), tiling.cluster)
-        runs.append(Run(tiles, tiles * steps, library.replay(main_launch(launches)), program.names))
-    return Kernel(source.name, tiling, tuple(runs))
+        launch = main_launch(launches)
+        runs.append(Run(tiles, tiles * steps, library.replay(launch), program.names, longest_cluster(launch)))
+    return Kernel(source.name, tiling, tuple(runs), library.binary(launch).differing)

@@ -20,6 +20,9 @@ class Tiling:
         backward: which of the two.
         persistent: a CTA works on tiles one after another; else every tile is a CTA of its own.
         cluster: CTAs of a cluster.
+        grouped: a tile of keys takes the queries of all query heads that share them (backward).
+        around_bytes: bytes of global memory that kernels beside the main one move, per element of Q.
+        around_launches: how many such kernels there are.
     """
 
     rows: int
@@ -27,6 +30,9 @@ class Tiling:
     backward: bool = False
     persistent: bool = False
     cluster: int = 1
+    grouped: bool = False
+    around_bytes: float = 0.0
+    around_launches: int = 0
 
     def steps(self, shape: AttentionShape) -> list[int]:
         """Steps of every tile, in the order in which kernels start them: longest first."""
@@ -39,8 +45,9 @@ class Tiling:
             elif shape.causal:
                 seen = min(inner, max(1, start + self.rows + shape.seqlen_k - shape.seqlen_q))
             each.append(-(-seen // self.columns))
-        heads = shape.batch * shape.num_heads_q
-        return sorted(each * heads, reverse=True)
+        group = shape.num_heads_q // shape.num_heads_kv if self.grouped else 1
+        heads = shape.batch * shape.num_heads_q // group
+        return sorted([group * steps for steps in each] * heads, reverse=True)
 
 
 @dataclass(frozen=True)

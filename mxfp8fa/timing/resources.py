@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mxfp8fa.timing.costs import SCHEDULER_PIPES, Pipe
 from mxfp8fa.timing.estimate import Kernel, Run
 from mxfp8fa.timing.rates import Rates
-from mxfp8fa.timing.simulate import SCHEDULERS, Busy, Timeline
+from mxfp8fa.timing.simulate import SCHEDULERS, Timeline
 
 _NAMES = {
     Pipe.FMA: "FMA", Pipe.ALU: "ALU", Pipe.CONVERT: "convert", Pipe.UNIFORM: "uniform", Pipe.MUFU: "MUFU",
@@ -62,14 +62,16 @@ def step_resources(kernel: Kernel, rates: Rates | None = None) -> list[Resource]
 
 def _totals(run: Run, line: Timeline, rates: Rates) -> dict[str, float]:
     """Cycles of every unit in a run, per SM or per scheduler."""
-    members = len(next(iter(run.replay.record.ctas.values())))
+    mine = run.members
+    members = len(mine)
     totals: dict[str, float] = {"issue slots": sum(line.issued.values()) / SCHEDULERS / members}
     for pipe, name in _NAMES.items():
         cycles = sum(c for (_, _, p), c in line.occupied.items() if p is pipe)
         totals[name] = cycles / (SCHEDULERS if pipe < SCHEDULER_PIPES else 1) / members
     totals["tensor core"] = sum(b.end - b.start for b in line.tensor if b.actor.startswith("tensor core")) / members
     totals["TMA"] = sum(b.end - b.start for b in line.tensor if b.actor.startswith("TMA")) / members
-    port = sum(sum(o.shared_bytes.values()) for o in run.replay.record.operations) / rates["smem"]
+    operations = run.replay.record.operations
+    port = sum(size for o in operations for cta, size in o.shared_bytes.items() if cta in mine) / rates["smem"]
     port += sum(c for (_, _, p), c in line.occupied.items() if p is Pipe.SMEM)
     totals["shared memory port"] = port / members
     return totals
@@ -85,7 +87,7 @@ def longest_waits(kernel: Kernel, rates: Rates | None = None, count: int = 10) -
 
 def _waits(run: Run, line: Timeline) -> dict[tuple[str, str], float]:
     """Cycles by role and reason, per warp of the role."""
-    members = len(next(iter(run.replay.record.ctas.values())))
+    members = len(run.members)
     warps = {p.warp.index for p in run.replay.paths}
     sizes: dict[str, int] = defaultdict(int)
     for index in warps:
@@ -107,22 +109,3 @@ def reason_name(run: Run, reason: str) -> str:
     head, _, offset = reason.partition("mbarrier ")
     return head + run.names.barrier(("mbarrier", 0, int(offset, 0))) if offset else reason
 
-
-def activity(run: Run, rates: Rates | None = None) -> list[Busy]:
-    """Spans for a picture: the tensor core and TMA of the first SM, and each role's time between waits for barriers."""
-    line = run.timeline(rates)
-    first = next(iter(run.replay.record.ctas.values()))[0]
-    spans = [Busy(b.actor.rsplit(" ", 1)[0], b.what, b.start, b.end) for b in line.tensor if b.actor.endswith(f" {first}")]
-    leaders: dict[str, int] = {}
-    for path in run.replay.paths:
-        if path.warp.cta == first:
-            leaders.setdefault(role(run, path.warp.index), path.warp.number)
-    for name, number in leaders.items():
-        end = line.ends.get(number, 0.0)
-        at = 0.0
-        for wait in (w for w in line.waits if w.actor == f"warp {number}"):
-            spans.append(Busy(name, "runs", at, wait.start))
-            spans.append(Busy(name, f"waits: {reason_name(run, wait.what)}", wait.start, wait.end))
-            at = wait.end
-        spans.append(Busy(name, "runs", at, end))
-    return spans

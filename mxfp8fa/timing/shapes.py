@@ -31,15 +31,20 @@ class AttentionShape:
         """From "b8-h16-s2048-d128"; hkv defaults to h, sk to s.
 
         Raises:
-            ValueError: a term that is none of b, h, hkv, s, sk, d with a positive number.
+            ValueError: a term that is none of b, h, hkv, s, sk, d with a positive number, or one given twice; heads of
+                queries that are no multiple of those of keys.
         """
         given: dict[str, int] = {}
         for term in text.lower().split("-"):
             match = _TERM.fullmatch(term)
             if match is None or int(match[2]) < 1:
                 raise ValueError(f"shape {text!r}: {term!r} is none of b, h, hkv, s, sk, d with a positive number")
+            if _FIELDS[match[1]] in given:
+                raise ValueError(f"shape {text!r}: {match[1]} is given twice")
             given[_FIELDS[match[1]]] = int(match[2])
         given.setdefault("num_heads_kv", given.get("num_heads_q", 1))
+        if given.get("num_heads_q", 1) % given["num_heads_kv"]:
+            raise ValueError(f"shape {text!r}: hkv has to divide h")
         if "seqlen_q" in given:
             given.setdefault("seqlen_k", given["seqlen_q"])
         return cls(**given, causal=causal)

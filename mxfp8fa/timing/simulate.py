@@ -25,14 +25,14 @@ from mxfp8fa.timing.record import Anchor, Phase
 SCHEDULERS = 4
 
 
-
 class Busy(NamedTuple):
-    """Something that lasted, in cycles."""
+    """Something that lasted, in cycles; `port`: cycles of the shared memory port that it took in that time."""
 
     actor: str
     what: str
     start: float
     end: float
+    port: float = 0.0
 
 
 @dataclass
@@ -56,6 +56,8 @@ class Timeline:
         tensor: spans of the tensor core and of TMA.
         waits: spans in which warps waited for a phase.
         stalls: see there.
+        work: (CTA, unit, start, cycles) of every instruction on its units; unit None: the issue slot. Only where it was
+            asked for.
     """
 
     cycles: float = 0.0
@@ -66,6 +68,7 @@ class Timeline:
     tensor: list[Busy] = field(default_factory=list)
     waits: list[Busy] = field(default_factory=list)
     stalls: Stalls = field(default_factory=Stalls)
+    work: list[tuple[int, Pipe | None, float, float]] | None = None
 
 
 class _Warp:
@@ -184,6 +187,8 @@ class Simulation:
                 line.stalls.places[warp.record.index, warp.code[at], reason] += cycles
         line.issued[warp.scheduler] += 1
         self.units.issue[warp.scheduler] = time + 1
+        if line.work is not None:
+            line.work.append((warp.scheduler[0], None, time, 1.0))
         result = self._occupy(warp, cost, time) + cost.latency
         if cost.write < 6:
             warp.boards[cost.write] = max(warp.boards[cost.write], result)
@@ -214,6 +219,8 @@ class Simulation:
                 begins = max(time, pipes[pipe])
                 pipes[pipe] = begins + cycles
                 self.line.occupied[cta, scheduler, pipe] += cycles
+            if self.line.work is not None:
+                self.line.work.append((cta, pipe, begins, cycles))
             if pipe in QUEUED:
                 leaves = max(leaves, begins + cycles)
         return leaves
@@ -277,7 +284,12 @@ def barrier_label(phase: Phase) -> str:
     return f"mbarrier {key[2]:#x}" if key[0] == "mbarrier" else f"barrier {key[2]}" if key[0] == "barrier" else "cluster barrier"
 
 
-def simulate(replay: Replay, rates: Rates | None = None, cluster: int | None = None) -> Timeline:
-    """The timeline of one cluster (the first one started, by default)."""
+def simulate(
+    replay: Replay, rates: Rates | None = None, cluster: int | None = None, *, keep_work: bool = False
+) -> Timeline:
+    """The timeline of one cluster (the first one started, by default); `keep_work` fills its `work`."""
     chosen = next(iter(replay.record.ctas)) if cluster is None else cluster
-    return Simulation(replay, rates or Rates(), chosen).run()
+    simulation = Simulation(replay, rates or Rates(), chosen)
+    if keep_work:
+        simulation.line.work = []
+    return simulation.run()
