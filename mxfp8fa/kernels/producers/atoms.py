@@ -19,6 +19,7 @@ from mxfp8fa.kernels.producers.fragment import VECTOR, select
 from mxfp8fa.layouts import ATOM_BYTES
 from mxfp8fa.numerics.mx_tensor import BLOCK
 
+TILE_COLUMNS = 128
 LINE = 16  # bytes that rows r, r + 32, r + 64 and r + 96 share
 STORE_BYTES = 16
 STORING_THREADS = ATOM_BYTES // STORE_BYTES
@@ -73,7 +74,7 @@ def store_row_scales(
     atom: cutlass.Int64,
     column: cutlass.Int32,
     token_block: cutlass.Int32,
-    inside: cutlass.Boolean,
+    head_dim: cutlass.Int32,
     tokens: cutlass.Int32,
 ) -> None:
     """Scales of 32 tokens by two blocks of columns, 0 where nothing exists: lane r writes the two bytes of token r.
@@ -84,12 +85,12 @@ def store_row_scales(
         atom: index of the atom there.
         column: first of the thread's; lane bit 2 chooses the block.
         token_block: place of the 32 tokens in their tile of 128.
-        inside: whether the thread's columns exist.
+        head_dim: number of columns; warps beyond the last atom write nothing.
         tokens: how many exist.
     """
     lane = cute.arch.lane_idx()
     words = [packed([of_row[4 * j + i][0] for i in range(4)]) for j in range(2)]
-    words = [select(inside, word, cutlass.Int32(0)) for word in words]
+    words = [select(column < head_dim, word, cutlass.Int32(0)) for word in words]
     code = cutlass.Int32(0)
     for block in cutlass.range_constexpr(2):
         owner = 8 * (lane % 4) + 4 * block  # has tokens lane % 4 + 4 i
@@ -99,7 +100,8 @@ def store_row_scales(
     code = select(lane < tokens, code, cutlass.Int32(0))
     offset = atom * ATOM_BYTES + LINE * lane + 4 * token_block + column // (2 * BLOCK) % 2 * 2
     gPair = cute.make_tensor(cute.recast_ptr(target + cute.assume(offset, divby=2), dtype=cutlass.Uint16), 1)
-    gPair[0] = code.to(cutlass.Uint16)
+    if column < cute.round_up(head_dim, TILE_COLUMNS):  # no shuffle in here: lanes could not be known to be together after it
+        gPair[0] = code.to(cutlass.Uint16)
 
 
 @cute.jit
@@ -109,7 +111,7 @@ def store_column_scales(
     atom: cutlass.Int64,
     column: cutlass.Int32,
     token_block: cutlass.Int32,
-    inside: cutlass.Boolean,
+    head_dim: cutlass.Int32,
     tokens: cutlass.Int32,
 ) -> None:
     """Scales of 32 tokens by 64 columns, 0 where nothing exists: lanes that have the same columns share them out.
@@ -120,13 +122,14 @@ def store_column_scales(
         atom: index of the atom there.
         column: first of the thread's.
         token_block: place of the 32 tokens in their tile of 128.
-        inside: whether the thread's columns exist.
+        head_dim: number of columns; warps beyond the last atom write nothing.
         tokens: how many exist.
     """
     share = cute.arch.lane_idx() // 8
     gAtom = cute.make_tensor(target + atom * ATOM_BYTES, ATOM_BYTES)
     for j in cutlass.range_constexpr(2):
         code = (packed([of_column[4 * j + i][0] for i in range(4)]) >> (8 * share)) & 0xFF
-        code = select(inside and tokens > 0, code, cutlass.Int32(0))
+        code = select(column < head_dim and tokens > 0, code, cutlass.Int32(0))
         byte = LINE * (column % BLOCK + 4 * j + share) + 4 * (column // BLOCK % 4) + token_block
-        gAtom[byte] = code.to(cutlass.Uint8)
+        if column < cute.round_up(head_dim, TILE_COLUMNS):
+            gAtom[byte] = code.to(cutlass.Uint8)

@@ -9,7 +9,7 @@ tokens are on their way (bulk copies, a row each), the next ones, which have arr
 before are quantized. Sums meet in a warp of their own and go from there to every CTA of the cluster (st.async); nobody asks
 for them before he has added up the next 32 tokens.
 
-    load warp        GMEM -> sX[stages]
+    load warp        GMEM -> sX[stages], and where these tokens lie: a dozen divisions that nobody else has to make
     quantize warps   sX -> squares: thread, warp (shuffles) -> sOfWarp -> the sum warp
                      rstd from sTotals -> y -> `fragment` -> GMEM
     sum warp         sOfWarp -> sTotals of all CTAs of the cluster
@@ -64,6 +64,7 @@ MAX_STAGES = 6
 SMEM_PERCENT = 100  # of the memory that is both L1 and shared memory
 SUM_SLOTS, TOTAL_SLOTS = 2, 4  # see above
 SUM_BYTES = 4 * BLOCK
+PLACE = 6  # numbers that say where a group lies
 
 
 class Shape(NamedTuple):
@@ -117,9 +118,12 @@ class Data(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Shared memory of a CTA: sX (columns, 32, stages), sOfWarp (32, warps, 2), sTotals (32, CTAs, 4); barriers."""
+    """In shared memory: sX (columns, 32, stages), what `place` says of each stage, sOfWarp (32, warps, 2), sTotals
+    (32, CTAs, 4); barriers.
+    """
 
     sX: cute.Tensor
+    sPlace: cute.Tensor
     sOfWarp: cute.Tensor
     sTotals: cute.Tensor
     full: cute.Pointer
@@ -232,6 +236,7 @@ def set_up(element_type: type[cutlass.Numeric], warp: cutlass.Int32, shape: cutl
     stages = cute.make_layout((shape.columns, BLOCK, shape.stages))
     shared = Shared(
         smem.allocate_tensor(element_type, stages, byte_alignment=128),
+        smem.allocate_tensor(cutlass.Int32, cute.make_layout((PLACE, shape.stages), stride=(1, 8)), byte_alignment=128),
         smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.warps, SUM_SLOTS)), byte_alignment=128),
         smem.allocate_tensor(cutlass.Float32, cute.make_layout((BLOCK, shape.cluster, TOTAL_SLOTS)), byte_alignment=128),
         *(smem.allocate_array(cutlass.Int64, n) for n in (shape.stages, shape.stages, SUM_SLOTS, TOTAL_SLOTS)),
@@ -279,12 +284,15 @@ def load(
     row_bytes = part.columns * (data.pX.dtype.width // 8)
     turn = cutlass.Int32(0)
     for group in cutlass.range(part.first, part.groups, part.step, unroll=1):
-        batch, head, _, _, first, tokens = place(group, data.pTiles, sizes)
+        where = place(group, data.pTiles, sizes)
+        batch, head, _, _, first, tokens = where
         row = first + cutlass.min(lane, tokens - 1)
         source = batch * batch_stride + row * token_stride + head * head_stride + part.column
         stage = turn % shape.stages
         cute.arch.mbarrier_wait(shared.empty + stage, (turn // shape.stages + 1) % 2)
         with cute.arch.elect_one():
+            for i in cutlass.range_constexpr(PLACE):
+                shared.sPlace[i, stage] = where[i]
             cute.arch.mbarrier_arrive_and_expect_tx(shared.full + stage, BLOCK * row_bytes)
         cute.arch.sync_warp()
         bulk_copy(shared.sX[None, lane, stage].iterator, data.pX + source, row_bytes, shared.full + stage)
@@ -340,24 +348,24 @@ def quantize(
             add_squares(shared, at, inside, warp, turn + shape.ahead, shape)
         rstd = reciprocal_rms(shared.sTotals, shared.totals, head_dim, eps, turn, shape)
         y = scaled_rows(shared.sX, at, rstd, weight.load().to(cutlass.Float32), turn % shape.stages)
+        batch, head, tile, token_block, first, tokens = (shared.sPlace[i, turn % shape.stages] for i in range(PLACE))
+        cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(shared.empty + turn % shape.stages)
 
-        batch, head, tile, token_block, first, tokens = place(group, data.pTiles, sizes)
         row = (cutlass.Int64(batch) * seqlen + first) * heads + head
         if part.rank == 0 and warp == 0 and lane < tokens:
             cute.make_tensor(data.pRstd + (row + lane * heads), 1)[0] = rstd
         scales = fragment_scales(lambda i, _, y=y: y[i], ROWS, 1, ROW_LANES, blocks)  # type: ignore[misc]
         store(y, scales, (data.pCodes, data.pY), row * head_dim + column, heads * head_dim, inside, tokens, blocks)
-        if column < across * TILE_COLUMNS:
-            head_index = cutlass.Int64(batch * heads + head)
-            tile_d = column // TILE_COLUMNS
-            if cutlass.const_expr(blocks.last):
-                atom = (head_index * tiles + tile) * across + tile_d
-                store_row_scales(data.pTokens, scales.of_row, atom, column, token_block, inside, tokens)
-            if cutlass.const_expr(blocks.token):
-                atom = (head_index * across + tile_d) * tiles + tile
-                store_column_scales(data.pHeadDim, scales.of_column, atom, column, token_block, inside, tokens)
+        head_index = cutlass.Int64(batch * heads + head)
+        tile_d = column // TILE_COLUMNS
+        if cutlass.const_expr(blocks.last):
+            atom = (head_index * tiles + tile) * across + tile_d
+            store_row_scales(data.pTokens, scales.of_row, atom, column, token_block, head_dim, tokens)
+        if cutlass.const_expr(blocks.token):
+            atom = (head_index * across + tile_d) * tiles + tile
+            store_column_scales(data.pHeadDim, scales.of_column, atom, column, token_block, head_dim, tokens)
         turn += 1
 
 
