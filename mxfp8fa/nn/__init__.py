@@ -1,8 +1,11 @@
-"""MXFP8 attention for models: the numerics in torch, differentiable. Needs torch.
+"""MXFP8 attention for models. Needs torch.
 
-`mx_attention` is softmax(Q K^T) V on (B, S, H, D) tensors, rounding where the kernels round.
+MXAttention     an attention layer, hidden states in and out
+set_precision   switches every such layer of a model: "mxfp8", "bf16"
+mx_attention    softmax(Q K^T) V on (B, S, H, D) tensors by the numerics in torch, rounding where the kernels round
 """
 
 from mxfp8fa.nn.attention import mx_attention
+from mxfp8fa.nn.module import MXAttention, set_precision
 
-__all__ = ["mx_attention"]
+__all__ = ["MXAttention", "mx_attention", "set_precision"]

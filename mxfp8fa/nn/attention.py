@@ -57,7 +57,7 @@ def mx_attention(
         compiled: run forward and backward through `torch.compile`.
 
     Returns:
-        O in the shape and dtype of q; delta in the backward is taken from this O.
+        O in the shape of q, in options.out_dtype ("auto": the dtype of q); delta in the backward is taken from this O.
 
     Raises:
         ValueError: shapes, dtypes or options that are not allowed.
@@ -111,7 +111,7 @@ class _MXAttention(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, compiled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         o, lse = _maybe_compiled(forward, compiled)(*(x.detach() for x in (q, k, v)), call)
-        o = o.to(q.dtype)
+        o = o.to(_out_dtype(q, call))
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.call, ctx.compiled = call, compiled
         ctx.mark_non_differentiable(lse)
@@ -122,6 +122,11 @@ class _MXAttention(torch.autograd.Function):
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         dq, dk, dv = _maybe_compiled(backward, ctx.compiled)(q, k, v, o, lse, do, ctx.call)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def _out_dtype(q: torch.Tensor, call: Call) -> torch.dtype:
+    dtype = call.options.out_dtype
+    return q.dtype if dtype == "auto" else getattr(torch, dtype)
 
 
 @cache

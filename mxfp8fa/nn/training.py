@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from mxfp8fa.nn.byte_model import ByteModel, ModelSize, make_attention
-from mxfp8fa.nn.corpus import Corpus
+from mxfp8fa.nn.byte_model import ByteModel, make_attention
 
 WARM_UP_STEPS = 3  # steps before a graph is captured, on a side stream (PyTorch, CUDA graphs)
 LOSS_EVERY = 10  # training losses are averaged over this many steps when written
@@ -54,36 +54,63 @@ class Trainer:
     Args:
         attention: name in `ATTENTION_OPTIONS`.
         seed: of the weights and of the order of the batches, the same for every attention.
-        size: of the model.
+        size: of the model, a `ModelSize` for bytes.
         schedule: of the training.
-        corpus: bytes.
+        corpus: what to learn: a `Corpus`, or for other tasks what their trainers take.
         device: "cuda" trains by compiled attention and graph replay, "cpu" eagerly.
     """
 
-    def __init__(
-        self, attention: str, seed: int, size: ModelSize, schedule: Schedule, corpus: Corpus, device: str
-    ) -> None:
+    task = "bytes"
+    captures = True  # a CUDA graph of a step: shapes are the same in each
+
+    def __init__(self, attention: str, seed: int, size: Any, schedule: Schedule, corpus: Any, device: str) -> None:
         self.attention, self.seed, self.size, self.schedule, self.corpus = attention, seed, size, schedule, corpus
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
         torch.manual_seed(seed)
-        self.model = ByteModel(size, make_attention(attention, compiled=on_gpu)).to(self.device)
+        self.model = self.make_model(compiled=on_gpu).to(self.device)
         decayed = [p for p in self.model.parameters() if p.ndim == 2]
         others = [p for p in self.model.parameters() if p.ndim != 2]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
         rate = torch.zeros((), device=self.device)
         self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=on_gpu, capturable=on_gpu)
-        self.bytes = corpus.train.to(self.device)
-        generator = torch.Generator().manual_seed(seed)
-        places = torch.randint(len(corpus.train) - size.context, (schedule.steps, schedule.batch), generator=generator)
-        self.places = places.to(self.device)
+        self._prepare()
         self.rates = schedule.rates().to(self.device)
         self.losses = torch.zeros(schedule.steps, device=self.device)
         self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.done = 0
         self.validation: list[tuple[int, float]] = []
-        self.window = torch.arange(size.context + 1, device=self.device)
+        self.gradient_sqnr: list[dict[str, Any]] = []
         self._advance: Callable[[], None] | None = None
+
+    def make_model(self, *, compiled: bool) -> nn.Module:
+        """The model, whose `loss` takes what `training_batch` gives."""
+        return ByteModel(self.size, make_attention(self.attention, compiled=compiled))
+
+    def _prepare(self) -> None:
+        """Put the data on the device, and decide what every step takes of it."""
+        self.bytes = self.corpus.train.to(self.device)
+        generator = torch.Generator().manual_seed(self.seed)
+        schedule, context = self.schedule, self.size.context
+        shape = schedule.steps, schedule.batch
+        self.places = torch.randint(len(self.corpus.train) - context, shape, generator=generator).to(self.device)
+        self.window = torch.arange(context + 1, device=self.device)
+
+    def training_batch(self) -> Any:
+        """(batch, context + 1) bytes of the present step, which only the device knows."""
+        places = self.places.index_select(0, self.step)[0]  # a plain index would be read by the host
+        return self.bytes[places[:, None] + self.window]
+
+    def validation_batches(self) -> list[Any]:
+        """The first batches of what is not trained on."""
+        length, count = self.size.context + 1, self.schedule.batch
+        chunks = self.corpus.validation[: len(self.corpus.validation) // length * length].reshape(-1, length)
+        batches = chunks[: self.schedule.validation_batches * count].split(count)
+        whole = [batch for batch in batches if len(batch) == count] or [chunks[:count]]
+        return [batch.to(self.device) for batch in whole]
+
+    def probe(self) -> None:
+        """Measure gradients at the present weights, if the task does; after each validation."""
 
     def train(self, *, deadline: float | None = None, report: Callable[[int, float], None] | None = None) -> bool:
         """Train to the end of the schedule, or until `time.monotonic()` passes the deadline.
@@ -101,6 +128,7 @@ class Trainer:
             self.advance()
             if self.done % self.schedule.validate_every == 0 or self.done == self.schedule.steps:
                 self.validation.append((self.done, self.validate()))
+                self.probe()
                 if report is not None:
                     report(*self.validation[-1])
         return True
@@ -108,29 +136,24 @@ class Trainer:
     def advance(self) -> None:
         """One step, by graph replay on a GPU once the first few are done."""
         if self._advance is None:
-            on_gpu = self.device.type == "cuda"
-            self._advance = self._captured() if on_gpu else self._step
+            captured = self.device.type == "cuda" and self.captures
+            self._advance = self._captured() if captured else self._step
         self._advance()
         self.done += 1
 
     def validate(self) -> float:
-        """Mean loss over the first batches of the validation bytes, in nats per byte."""
-        length, count = self.size.context + 1, self.schedule.batch
+        """Mean loss over the validation batches, in nats per byte or event."""
         with torch.no_grad():
-            chunks = self.corpus.validation[: len(self.corpus.validation) // length * length].reshape(-1, length)
-            batches = chunks[: self.schedule.validation_batches * count].split(count)
-            whole = [batch for batch in batches if len(batch) == count] or [chunks[:count]]
-            return float(torch.stack([self.model.loss(batch.to(self.device)) for batch in whole]).mean())
+            return float(torch.stack([self.model.loss(batch) for batch in self.validation_batches()]).mean())
 
     def _step(self) -> None:
         """One optimizer step, with nothing that the host has to see."""
         step = self.step
-        places = self.places.index_select(0, step)[0]  # a plain index would be read by the host
-        chunk = self.bytes[places[:, None] + self.window]  # (batch, context + 1)
+        batch = self.training_batch()
         for group in self.optimizer.param_groups:
             group["lr"].copy_(self.rates.index_select(0, step)[0])
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.model.loss(chunk)
+        loss = self.model.loss(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -157,7 +180,8 @@ class Trainer:
         named = {"model": self.model.state_dict(), "losses": self.losses, "step": self.step}
         copies = {k: _copied(v) for k, v in named.items()}
         moments = {i: _copied(s) for i, s in enumerate(self._moments())}
-        return copies | {"moments": moments, "done": self.done, "validation": list(self.validation)}
+        lists = {"validation": list(self.validation), "gradient_sqnr": list(self.gradient_sqnr)}
+        return copies | lists | {"moments": moments, "done": self.done}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`, in place, so that a captured graph goes on with it."""
@@ -170,6 +194,7 @@ class Trainer:
         self.losses.copy_(state["losses"])
         self.step.copy_(state["step"])
         self.done, self.validation = state["done"], list(state["validation"])
+        self.gradient_sqnr = list(state["gradient_sqnr"])
 
     def _moments(self) -> list[dict[str, torch.Tensor]]:
         """Per parameter, what AdamW keeps; empty before its first step."""
@@ -178,7 +203,7 @@ class Trainer:
     def identity(self) -> dict[str, Any]:
         """What a run is: two runs with the same identity on the same device differ by nothing."""
         return {
-            "task": "bytes",
+            "task": self.task,
             "attention": self.attention,
             "seed": self.seed,
             "size": asdict(self.size),
@@ -191,14 +216,18 @@ class Trainer:
         losses = self.losses.double().cpu().reshape(-1)[: self.done]
         means = [float(part.mean()) for part in losses.split(LOSS_EVERY)]
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
-        return self.identity() | {
-            "device": name,
-            "torch": torch.__version__,
-            "date": datetime.date.today().isoformat(),
-            "seconds": round(seconds, 1),
-            "validation_loss": [[step, round(loss, 5)] for step, loss in self.validation],
-            "train_loss_every_10": [round(x, 4) for x in means],
-        }
+        return (
+            self.identity()
+            | {
+                "device": name,
+                "torch": torch.__version__,
+                "date": datetime.date.today().isoformat(),
+                "seconds": round(seconds, 1),
+                "validation_loss": [[step, round(loss, 5)] for step, loss in self.validation],
+                "train_loss_every_10": [round(x, 4) for x in means],
+            }
+            | ({"gradient_sqnr": self.gradient_sqnr} if self.gradient_sqnr else {})
+        )
 
 
 def _copied(x: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SHIPPED = "training_bytes.jsonl"
+SHIPPED = "training_{}.jsonl"
 BASELINE = "bf16"
 # Names of `--attention`, and what they are in words.
 ATTENTIONS = {
@@ -20,7 +20,16 @@ ATTENTIONS = {
     "exact": "MXFP8, exact exponential, unrounded sum",
     "rounded": "MXFP8, exact exponential, rounded sum",
     "direct": "MXFP8, direct codes, rounded sum",
+    "k_mean": "MXFP8, mean of K subtracted",
+    "delta": "MXFP8, delta from unquantized dO",
+    "dq16": "MXFP8, dQ summed in FP16",
+    "square": "MXFP8, square blocks (leak)",
+    "bf16_head": "MXFP8, one head of four in BF16",
+    "coarse": "MXFP8, coarse on purpose: floor, P unscaled, delta",
 }
+BYTES = ("bf16", "exact", "rounded", "direct")  # of the task bytes
+TASKS = {"bytes": BYTES, "module": tuple(ATTENTIONS), "jagged": tuple(ATTENTIONS)}
+UNITS = {"bytes": "nats per byte", "module": "nats per byte", "jagged": "nats per event"}
 
 
 @dataclass(frozen=True)
@@ -55,15 +64,15 @@ class Run:
         return cls(record["attention"], record["seed"], np.array(steps), np.array(losses, np.float64), origin)
 
 
-def shipped_runs() -> tuple[Run, ...]:
-    """The runs in the package: the byte model, by attention and seed."""
-    text = (resources.files("mxfp8fa.studies") / "data" / SHIPPED).read_text()
+def shipped_runs(task: str = "bytes") -> tuple[Run, ...]:
+    """The runs of a task that are in the package, by attention and seed."""
+    text = (resources.files("mxfp8fa.studies") / "data" / SHIPPED.format(task)).read_text()
     return tuple(Run.of(json.loads(line)) for line in text.splitlines())
 
 
-def runs_in(folder: Path) -> tuple[Run, ...]:
-    """The finished runs in a folder of `mxfp8fa train-demo`."""
-    return tuple(Run.of(json.loads(path.read_text())) for path in sorted(folder.glob("*.json")))
+def runs_in(folder: Path, task: str = "bytes") -> tuple[Run, ...]:
+    """The finished runs of a task in a folder of `mxfp8fa train-demo`."""
+    return tuple(Run.of(json.loads(path.read_text())) for path in sorted(folder.glob(f"{task}-*.json")))
 
 
 @dataclass(frozen=True)
