@@ -81,7 +81,8 @@ def finish_output(
     reciprocal = cutlass.Float32(1) / divisor
     query = (tile.q_tile + i) * TILE_M + thread
     if query < tile.seqlen_q:
-        mLSE[tile.batch, tile.head, query] = lse
+        batch, row = tile.o.row(query)
+        mLSE[batch, tile.head, row] = lse
     tO = cta.tmem + TMEM["O0"].start + i * (TMEM["O1"].start - TMEM["O0"].start)
     columns = CHUNK_BYTES * 8 // cta.config.o_type.width
     for column in cutlass.range(0, cta.config.head_dim, columns, unroll=1):

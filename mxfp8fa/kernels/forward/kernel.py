@@ -11,8 +11,6 @@
 Roles talk through the barriers of `plan.py`; what they compute is `mxfp8fa.numerics.attention_mxfp8`, bit for bit.
 """
 
-from typing import Any
-
 import cutlass
 import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import cute, memory
@@ -27,13 +25,16 @@ from mxfp8fa.kernels.forward.events import Fixed, events_of
 from mxfp8fa.kernels.forward.load import Source, load
 from mxfp8fa.kernels.forward.mma import Operands, multiply
 from mxfp8fa.kernels.forward.plan import BARRIERS, CHUNK_BYTES, CHUNK_STAGES, KV_STAGES, Q_TILES, TILE_M, TILE_N, TMEM
-from mxfp8fa.kernels.forward.scheduler import Scheduler
+from mxfp8fa.kernels.forward.scheduler import JaggedScheduler, Scheduler
+from mxfp8fa.kernels.forward.sequences import endings
 from mxfp8fa.kernels.forward.softmax import softmax
-from mxfp8fa.kernels.forward.tensors import permuted, unfold
-from mxfp8fa.kernels.steps.step1_one_mma import free_tmem, tma_tiles
+from mxfp8fa.kernels.forward.tensors import by_tiles, permuted, unfold
+from mxfp8fa.kernels.steps.step1_one_mma import free_tmem
 from mxfp8fa.kernels.steps.step2_k_loop import set_up
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3, E8M0, TILE, make_tiled_mma
 from mxfp8fa.kernels.steps.step4_quantizer import make_tiled_mma_from_tmem
+
+TOKEN_MODES = 0, 0, 1, 0  # of Q, K, V^T and O: where the tokens are
 
 
 @cute.jit
@@ -42,6 +43,7 @@ def attention_forward(
     atoms: tuple,
     mO: cute.Tensor,
     mLSE: cute.Tensor,
+    mTable: cute.Tensor | None,
     sizes: tuple,
     ctas: cutlass.Int32,
     scale_log2: cutlass.Float32,
@@ -54,6 +56,8 @@ def attention_forward(
         atoms: their scales, Q and K (B, H, tiles, 512) with tokens as rows of an atom, V with head_dim; as rows.
         mO: (B, Sq, Hq, D) FP32, BF16 or FP16, as rows.
         mLSE: (B, Hq, Sq) FP32, flat.
+        mTable: None, or for packed sequences the table of work (`mxfp8fa.kernels.jagged`); then B is 1, S is T of all
+            sequences, and every sequence has whole tiles of scales of its own. O may have more rows than Q has.
         sizes: B, Sq, Sk, Hq, Hkv, and heads of a group (`scheduler.py`).
         ctas: as many as run at the same time.
         scale_log2: softmax_scale * log2(e).
@@ -66,18 +70,20 @@ def attention_forward(
     lengths = (seqlen_q, heads_q), (seqlen_k, heads_kv), (seqlen_k, heads_kv)
     order = (1, 3, 2, 0), (1, 3, 2, 0), (3, 1, 2, 0)  # V is V^T, (D, S, H, B)
     matrices = [
-        permuted(unfold(x, batch, *length), modes)
-        for x, length, modes in zip(codes, lengths, order, strict=True)
+        permuted(unfold(x, batch, *length), modes) for x, length, modes in zip(codes, lengths, order, strict=True)
     ]
-    tiles = [(cute.ceil_div(seqlen, TILE_M), heads) for seqlen, heads in lengths]
-    atoms = tuple(unfold(x, batch, heads, n) for x, (n, heads) in zip(atoms, tiles, strict=True))
-    mO = permuted(unfold(mO, batch, seqlen_q, heads_q), order[0])
-    mLSE = cute.make_tensor(mLSE.iterator, cute.make_ordered_layout((batch, heads_q, seqlen_q), order=(2, 1, 0)))
+    atoms = tuple(by_tiles(x, batch, heads) for x, (_, heads) in zip(atoms, lengths, strict=True))
+    seqlen_o = cute.size(mO, mode=[0]) // (batch * heads_q)
+    mO = permuted(unfold(mO, batch, seqlen_o, heads_q), order[0])
+    mLSE = cute.make_tensor(mLSE.iterator, cute.make_ordered_layout((batch, heads_q, seqlen_o), order=(2, 1, 0)))
+    work_tiles = cute.ceil_div(seqlen_q, Q_TILES * TILE_M) * batch * heads_q
+    if cutlass.const_expr(mTable is not None):
+        *matrices, mO = (endings(x, tokens) for x, tokens in zip((*matrices, mO), TOKEN_MODES, strict=True))
+        work_tiles = (cute.size(mTable, mode=[0]) - 1) * heads_q
     layouts = make_layouts(qk, pv, head_dim, mO.element_type)
     copies = make_copies(qk, pv, head_dim, matrices, mO, layouts)
-    work_tiles = cute.ceil_div(seqlen_q, Q_TILES * TILE_M) * batch * heads_q
     forward_kernel(
-        (qk, pv), layouts, *copies, atoms, mLSE, sizes, scale_log2, config
+        (qk, pv), layouts, *copies, atoms, mLSE, mTable, sizes, scale_log2, config
     ).launch(grid=(cutlass.min(ctas, work_tiles), 1, 1), block=(plan.THREADS, 1, 1), min_blocks_per_mp=1)  # fmt: skip
 
 
@@ -124,6 +130,7 @@ def forward_kernel(
     matrices: tuple,
     atoms: tuple,
     mLSE: cute.Tensor,
+    mTable: cute.Tensor | None,
     sizes: tuple,
     scale_log2: cutlass.Float32,
     config: cutlass.Constexpr[plan.Config],
@@ -137,7 +144,7 @@ def forward_kernel(
     cta = Fixed(
         config=config, scale_log2=scale_log2, tmem=tmem, sO=sO,
         events=events_of(storage),
-        work=Scheduler(sizes, config.causal),
+        work=Scheduler(sizes, config.causal) if mTable is None else JaggedScheduler(mTable, sizes, config.causal),
         acc_scale=storage.acc_scale.data_ptr(), row_max=storage.row_max.data_ptr(), row_sum=storage.row_sum.data_ptr(),
     )  # fmt: skip
 
@@ -152,7 +159,7 @@ def forward_kernel(
         if warp == plan.MMA_WARP:
             multiply(cta, Operands(products, tiles, scales, layouts[3], tmem, config.head_dim))
         elif warp == plan.EPILOGUE_WARP:
-            store(cta, tma[3], *store_tiles(tma[3], matrices[3], sO, config.o_type))
+            store(cta, tma[3], matrices[3], chunk_shape(config.o_type))
         elif warp == plan.LOAD_WARP:
             load(cta, *sources(products, tma, matrices, atoms, tiles, scales, config.head_dim))
     free_tmem(tmem, TMEM.allocation, warp)
@@ -173,20 +180,11 @@ def sources(
     products: tuple, tma: tuple, matrices: tuple, atoms: tuple, tiles: tuple, scales: tuple, head_dim: int
 ) -> list[Source]:
     """Q, K and V as the load warp takes them."""
-    (qk, pv), (mQ, mK, mV, _) = products, matrices
-    rest = (None, None)  # heads, batch
-    parts = (
-        qk.get_slice(0).partition_A(cute.local_tile(mQ, (TILE_M, head_dim), (None, 0, *rest))),
-        qk.get_slice(0).partition_B(cute.local_tile(mK, (TILE_N, head_dim), (None, 0, *rest))),
-        pv.get_slice(0).partition_B(cute.local_tile(mV, (head_dim, TILE_N), (0, None, *rest))),
+    (qk, pv), rest = (product.get_slice(0) for product in products), (None,)  # rest: heads
+    cuts = (
+        lambda mQ: qk.partition_A(cute.local_tile(mQ, (TILE_M, head_dim), (None, 0, *rest))),
+        lambda mK: qk.partition_B(cute.local_tile(mK, (TILE_N, head_dim), (None, 0, *rest))),
+        lambda mV: pv.partition_B(cute.local_tile(mV, (head_dim, TILE_N), (0, None, *rest))),
     )
-    return [
-        Source(copy, *tma_tiles(copy, sX, part), mSF, sSF)
-        for copy, sX, part, mSF, sSF in zip(tma[:3], tiles, parts, atoms, scales, strict=True)
-    ]
-
-
-def store_tiles(tma: cute.CopyAtom, mO: cute.Tensor, sO: cute.Tensor, o_type: type) -> tuple[Any, Any]:
-    """Source (TMA, stages) and destination (TMA, tiles of queries, chunks of a row, heads, batch) of the copies of O."""
-    gO = cute.local_tile(mO, chunk_shape(o_type), (None, None, None, None))
-    return cpasync.tma_partition(tma, 0, cute.make_layout(1), cute.group_modes(sO, 0, 2), cute.group_modes(gO, 0, 2))
+    parts = zip(tma, cuts, matrices, TOKEN_MODES, tiles, atoms, scales, strict=False)
+    return [Source(*part) for part in parts]

@@ -1,11 +1,14 @@
 """The load warp: Q tiles, K and V into shared memory, each with its scales, as soon as there is room."""
 
+from collections.abc import Callable
+
 import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import cpasync
 
 from mxfp8fa.kernels.forward.events import Carried, Fixed
 from mxfp8fa.kernels.forward.plan import KV_STAGES
+from mxfp8fa.kernels.steps.step1_one_mma import tma_tiles
 from mxfp8fa.kernels.steps.step3_block_scaled import E8M0
 from mxfp8fa.kernels.steps.step6_kv_loop import expect
 from mxfp8fa.layouts import ATOM_BYTES
@@ -16,28 +19,33 @@ class Source(Fixed):
 
     Args:
         tma: the TMA copy.
-        tXsX: its destination, (TMA, stages).
-        tXgX: its source, (TMA, tiles of tokens, heads, batch).
+        cut: a sequence's matrix, (tokens, D, heads) or (D, tokens, heads), into tiles as the product takes them.
+        mX: the tensor as TMA sees it, sequences in its last mode.
+        tokens: which mode of `mX` they are.
+        sX: destination, in stages.
         mSF: scales in global memory, (batch, heads, tiles, 512).
         sSF: scales in shared memory.
     """
 
     def __init__(
-        self, tma: cute.CopyAtom, tXsX: cute.Tensor, tXgX: cute.Tensor, mSF: cute.Tensor, sSF: cute.Tensor
-    ) -> None:
-        super().__init__(tma=tma, tXsX=tXsX, tXgX=tXgX, mSF=mSF)
-        self.sAtoms = cute.make_tensor(sSF.iterator, cute.make_layout((ATOM_BYTES, cute.size(tXsX, mode=[1]))))
-        self.stage_bytes = cute.size(tXsX, mode=[0]) + ATOM_BYTES  # a code is a byte
+        self, tma: cute.CopyAtom, cut: Callable[[cute.Tensor], cute.Tensor], mX: cute.Tensor, tokens: int, sX: cute.Tensor,
+        mSF: cute.Tensor, sSF: cute.Tensor,
+    ) -> None:  # fmt: skip
+        super().__init__(tma=tma, cut=cut, mX=mX, tokens=tokens, sX=sX, mSF=mSF)
+        stages = cute.size(sX, mode=[3])
+        self.sAtoms = cute.make_tensor(sSF.iterator, cute.make_layout((ATOM_BYTES, stages)))
+        self.stage_bytes = cute.size(sX) // stages + ATOM_BYTES  # a code is a byte
 
     def load(
-        self, batch: cutlass.Int32, head: cutlass.Int32, tile: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer
+        self, where: Fixed, head: cutlass.Int32, tile: cutlass.Int32, stage: cutlass.Int32, full: cute.Pointer
     ) -> None:
-        """Start the copies of a tile into a stage; `full` counts their bytes."""
+        """Start the copies of a tile of the sequence that lies at `where` into a stage; `full` counts their bytes."""
         expect(full, self.stage_bytes)
-        cute.copy(self.tma, self.tXgX[None, tile, head, batch], self.tXsX[None, stage], tma_bar_ptr=full)
+        tXsX, tXgX = tma_tiles(self.tma, self.sX, self.cut(where.rows(self.mX, self.tokens)))
+        cute.copy(self.tma, tXgX[None, tile, head], tXsX[None, stage], tma_bar_ptr=full)
         bulk = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), E8M0, num_bits_per_copy=8 * ATOM_BYTES)
         with cute.arch.elect_one():
-            cute.copy(bulk, self.mSF[batch, head, tile, None], self.sAtoms[None, stage], mbar_ptr=full)
+            cute.copy(bulk, where.tile(self.mSF, head, tile), self.sAtoms[None, stage], mbar_ptr=full)
 
 
 @cute.jit
@@ -56,9 +64,9 @@ def load(cta: Fixed, q: Source, k: Source, v: Source) -> None:
         for j in cutlass.range(steps, unroll=1):
             kv_tile = steps - 1 - j
             events.k_empty.wait_one_turn_before(step)
-            k.load(tile.batch, tile.kv_head, kv_tile, step % KV_STAGES, events.k_full.at(step))
+            k.load(tile.k, tile.kv_head, kv_tile, step % KV_STAGES, events.k_full.at(step))
             events.v_empty.wait_one_turn_before(step)
-            v.load(tile.batch, tile.kv_head, kv_tile, step % KV_STAGES, events.v_full.at(step))
+            v.load(tile.k, tile.kv_head, kv_tile, step % KV_STAGES, events.v_full.at(step))
             step += 1
 
 
@@ -67,6 +75,6 @@ def load_q(events: Fixed, q: Source, tile: Fixed, i: cutlass.Constexpr[int], cou
     """Q tile i of a work tile, if it sees a key; `count` of them came before. Returns the new count."""
     if tile.kv_tiles(i) > 0:
         events.q_empty(i).wait_one_turn_before(count)
-        q.load(tile.batch, tile.head, tile.q_tile + i, i, events.q_full(i).at(count))
+        q.load(tile.q, tile.head, tile.q_tile + i, i, events.q_full(i).at(count))
         count += 1
     return count

@@ -12,6 +12,7 @@ from cutlass import cute
 
 from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.kernels.forward.plan import Q_TILES, TILE_M, TILE_N
+from mxfp8fa.kernels.forward.sequences import InBatch, work_row
 
 WORK_ROWS = Q_TILES * TILE_M
 L2_BYTES = 32 << 20  # of the 126 MB of a B200, for K and V of the heads being worked on
@@ -46,7 +47,41 @@ class Scheduler(Fixed):
         row = self.rows - 1 - rest // heads if self.causal else rest // heads
         number = first_head + rest % heads
         head = number % heads_q
-        return WorkTile(self, row, number // heads_q, head, head // (heads_q // heads_kv))
+        where = InBatch(number // heads_q)
+        sequence = Fixed(q=where, k=where, o=where, seqlen_q=self.sizes[1], seqlen_k=self.sizes[2])
+        return WorkTile(sequence, row, head, head // (heads_q // heads_kv), self.causal)
+
+
+class JaggedScheduler(Fixed):
+    """The work of a jagged launch, all heads of a row of the work table after each other, long rows before short ones.
+
+    CTAs take every n-th work tile, back and forth: a CTA that had the longest of one round has the shortest of the next.
+
+    Args:
+        mTable: of tiles of 256 queries (`mxfp8fa.kernels.jagged`).
+        sizes: as for `Scheduler`; T in the place of lengths, 1 in that of B.
+        causal: likewise.
+    """
+
+    def __init__(self, mTable: cute.Tensor, sizes: tuple, causal: bool) -> None:
+        first, _, _ = cute.arch.block_idx()
+        step, _, _ = cute.arch.grid_dim()
+        super().__init__(mTable=mTable, heads=sizes[3:5], causal=causal, first=first, step=step)
+        self.tiles = mTable[0, 0] * sizes[3]
+        self.count = cute.ceil_div(self.tiles, step) * step  # whole rounds
+
+    def tile(self, index: cutlass.Int32) -> WorkTile:
+        """Work tile number `index`; one without queries if the last round has none for this CTA."""
+        heads_q, heads_kv = self.heads
+        turn, place = index // self.step, index % self.step
+        number = turn * self.step + place + turn % 2 * (self.step - 1 - 2 * place)
+        exists = cutlass.Int32(number < self.tiles)
+        number = cutlass.min(number, self.tiles - 1)
+        sequence = work_row(self.mTable, number // heads_q)
+        head = number % heads_q
+        tile = WorkTile(sequence, sequence.tile, head, head // (heads_q // heads_kv), self.causal)
+        tile.seqlen_q = tile.seqlen_q * exists
+        return tile
 
 
 class WorkTile(Fixed):
@@ -54,15 +89,17 @@ class WorkTile(Fixed):
 
     Attributes:
         q_tile: number of the first of its Q tiles in the sequence.
-        batch, head, kv_head: which.
+        head, kv_head: which.
         seqlen_q, seqlen_k: of its sequence.
+        q, k, o: where the sequence lies in Q, in K and V, and in O and lse (`sequences.py`).
     """
 
     def __init__(
-        self, work: Scheduler, row: cutlass.Int32, batch: cutlass.Int32, head: cutlass.Int32, kv_head: cutlass.Int32
+        self, sequence: Fixed, row: cutlass.Int32, head: cutlass.Int32, kv_head: cutlass.Int32, causal: bool
     ) -> None:
-        super().__init__(q_tile=Q_TILES * row, batch=batch, head=head, kv_head=kv_head, causal=work.causal)
-        _, self.seqlen_q, self.seqlen_k, *_ = work.sizes
+        super().__init__(q_tile=Q_TILES * row, head=head, kv_head=kv_head, causal=causal)
+        self.seqlen_q, self.seqlen_k = sequence.seqlen_q, sequence.seqlen_k
+        self.q, self.k, self.o = sequence.q, sequence.k, sequence.o
 
     def exists(self, i: cutlass.Int32) -> cutlass.Boolean:
         """Whether Q tile i has a query."""

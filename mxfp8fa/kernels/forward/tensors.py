@@ -31,6 +31,11 @@ def unfold(mX: cute.Tensor, *sizes: cutlass.Int32) -> cute.Tensor:
     return cute.make_tensor(mX.iterator, cute.make_layout((*sizes, last), stride=tuple(strides)))
 
 
+def by_tiles(mX: cute.Tensor, batch: cutlass.Int32, heads: cutlass.Int32) -> cute.Tensor:
+    """(rows, elements of a tile) as (batch, heads, tiles, elements): scales and whatever else is padded to tiles."""
+    return unfold(mX, batch, heads, cute.size(mX, mode=[0]) // (batch * heads))
+
+
 def permuted(mX: cute.Tensor, modes: tuple[int, ...]) -> cute.Tensor:
     """The tensor with its modes in another order."""
     return cute.make_tensor(mX.iterator, cute.select(mX.layout, mode=list(modes)))
