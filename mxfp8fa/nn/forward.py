@@ -91,8 +91,8 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> tu
         s = call.visibility.mask(product(scored.q, k_values[..., tile, :]), tile.start)
         codes, scale_e8m0, acc_scale, state = softmax_step(s, state, call.scale_log2, call.options)
         o = o * acc_scale[..., None] + product(dequantized(codes, scale_e8m0), v_values[..., tile, :].mT)
-    divisor, lse = finish(state, call.scale_log2, call.options)
-    o = call.visibility.valid_rows(o / divisor[..., None], "q")
+    inverse_sum, lse = finish(state, call.scale_log2, call.options)
+    o = call.visibility.valid_rows(o * inverse_sum[..., None], "q")
     return o, lse if scored.lse_shift is None else lse + scored.lse_shift
 
 

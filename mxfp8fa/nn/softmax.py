@@ -76,11 +76,11 @@ def softmax_step(
 
 
 def finish(state: RowState, scale_log2: float, options: AttentionOptions) -> tuple[torch.Tensor, torch.Tensor]:
-    """(divisor of O, lse), each (..., Sq). A row that saw nothing has divisor 1 and lse -inf."""
+    """(1 / row sum, lse), each (..., Sq): O is multiplied by the first. A row that saw nothing has 1 and -inf."""
     total = state.row_sum * 2.0 ** -_offset(options)
     log2_total = torch.log2(total.double()).float()
     lse = fma(_reference(state.row_max), scale_log2, log2_total) * LN_2
-    return torch.where(total == 0, 1.0, total), lse
+    return 1.0 / torch.where(total == 0, 1.0, total), lse
 
 
 def probabilities(

@@ -171,8 +171,8 @@ def _attend_tile(
         if on_tile is not None:
             step = (p.codes, p.scale_e8m0, p.acc_scale, softmax.row_max.copy(), softmax.row_sum.copy())
             on_tile(ForwardTile(head.sequence.index, head.head, q_tile, kv_tile, s, *step))
-    divisor, lse = softmax.finish()
-    return o / divisor[:, None], lse
+    inverse_sum, lse = softmax.finish()
+    return o * inverse_sum[:, None], lse
 
 
 def visited_kv_tiles(sequence: Sequence, q_tile: int, options: AttentionOptions) -> range:

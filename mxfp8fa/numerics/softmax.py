@@ -109,11 +109,11 @@ class OnlineSoftmax:
         return ProbabilityTile(codes, scale_e8m0, acc_scale)
 
     def finish(self) -> tuple[Float32, Float32]:
-        """(divisor of O, lse), each (tile_m,). A row that saw nothing has divisor 1 and lse -inf."""
+        """(1 / row sum, lse), each (tile_m,): O is multiplied by the first. A row that saw nothing has 1 and -inf."""
         total = self.row_sum * np.float32(2.0**-self.offset)
         log2_total = np.log2(total.astype(np.float64)).astype(np.float32)
         lse = fma(self._reference(), self.scale_log2, log2_total) * LN_2
-        return np.where(total == 0, np.float32(1), total), lse
+        return np.float32(1) / np.where(total == 0, np.float32(1), total), lse
 
     def _exp2(self, x: Float32) -> Float32:
         """2^x, of some columns by polynomial."""

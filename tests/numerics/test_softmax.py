@@ -83,8 +83,8 @@ def test_a_nan_or_an_infinite_score_makes_the_row_sum_nan(options, value):
         with np.errstate(invalid="ignore"):
             softmax.step(scores(first))
             softmax.step(scores(value))
-            divisor, lse = softmax.finish()
-        assert np.isnan(divisor[0]) and np.isnan(lse[0])
+            inverse_sum, lse = softmax.finish()
+        assert np.isnan(inverse_sum[0]) and np.isnan(lse[0])
 
 
 def test_direct_codes_of_special_values():

@@ -1,4 +1,4 @@
-"""The correction warps: O in tensor memory is rescaled when a row maximum grew, and in the end divided and passed on.
+"""The correction warps: O in tensor memory is rescaled when a row maximum grew; in the end normalised and passed on.
 
 Their place in time is between S and PV of a step: `p_full` needs the softmax warps for P and these for O.
 """
@@ -77,8 +77,7 @@ def finish_output(
         slot = (mine.ended % 2 * Q_TILES + i) * TILE_M + thread
         row_max, row_sum = cta.row_max[slot], cta.row_sum[slot]
         events.o_full(i).wait(mine.ended)
-    divisor, lse = finish(row_max, row_sum, cta.scale_log2, cta.config.p_offset)
-    reciprocal = cutlass.Float32(1) / divisor
+    inverse_sum, lse = finish(row_max, row_sum, cta.scale_log2, cta.config.p_offset)
     query = (tile.q_tile + i) * TILE_M + thread
     if query < tile.seqlen_q:
         batch, row = tile.o.row(query)
@@ -90,7 +89,7 @@ def finish_output(
         sRow = cta.sO[thread, None, chunks % CHUNK_STAGES]
         for part in cutlass.range(columns // PART, unroll=1):
             target = cute.local_tile(sRow, (PART,), (part,))
-            divide_part(tO + column + part * PART, divisor, reciprocal, sees_keys, target, thread)
+            normalise_part(tO + column + part * PART, inverse_sum, sees_keys, target, thread)
         cute.arch.fence_view_async_shared()
         events.chunk_full.arrive(chunks)
         chunks += 1
@@ -100,34 +99,17 @@ def finish_output(
 
 
 @cute.jit
-def divide_part(
+def normalise_part(
     tO: cute.Pointer,
-    divisor: cutlass.Float32,
-    reciprocal: cutlass.Float32,
+    inverse_sum: cutlass.Float32,
     sees_keys: cutlass.Boolean,
     target: cute.Tensor,
     thread: cutlass.Int32,
 ) -> None:
-    """32 columns of O / divisor, or 0, rounded to the type of `target` in shared memory."""
+    """32 columns of O * inverse_sum, or 0, rounded to the type of `target` in shared memory."""
     result = cute.make_rmem_tensor(PART, target.element_type)
     result.fill(0.0)
     if sees_keys:  # else nothing was ever written there, or a scale is just being copied there
         row = load_row(tO, PART, thread)
-        divide(row, divisor, reciprocal)
-        result.store(row.load().to(target.element_type))
+        result.store((row.load() * inverse_sum).to(target.element_type))
     cute.autovec_copy(result, target)
-
-
-@cute.jit
-def divide(row: cute.Tensor, divisor: cutlass.Float32, reciprocal: cutlass.Float32) -> None:
-    """Elements / divisor in place, rounded as by IEEE division, in three operations and without its branch.
-
-    The product with the rounded reciprocal is off by 1.5 units in the last place at most, so its remainder is exact, and
-    one step of it rounds correctly (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990).
-    That holds for finite elements whose remainder does not underflow: above 2^-100 in magnitude, and 0 but for its sign.
-    """
-    for i in cutlass.range_constexpr(0, cute.size(row), 2):
-        o, by = (row[i], row[i + 1]), (reciprocal, reciprocal)
-        quotient = cute.arch.mul_packed_f32x2(o, by)
-        remainder = cute.arch.fma_packed_f32x2(quotient, (-divisor, -divisor), o)
-        row[i], row[i + 1] = cute.arch.fma_packed_f32x2(remainder, by, quotient)

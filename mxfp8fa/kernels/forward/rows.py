@@ -118,9 +118,9 @@ def finish(
     scale_log2: cutlass.Float32,
     p_offset: cutlass.Constexpr[int],
 ) -> tuple[cutlass.Float32, cutlass.Float32]:
-    """What O is divided by, and lse."""
+    """1 / row sum, which O is multiplied by, and lse."""
     total = row_sum * cutlass.Float32(2.0**-p_offset)
     log2_total = cute.math.log2(total, fastmath=True)
     lse = cute.math.fma(reference(row_max), scale_log2, log2_total) * cutlass.Float32(float(LN_2))
     divisor = cutlass.Float32(1) if total == 0.0 else total
-    return divisor, lse
+    return cutlass.Float32(1) / divisor, lse

@@ -276,8 +276,8 @@ def attention_tile_kernel(
         with cute.arch.elect_one():
             tcgen05.commit(o_full)
     cute.arch.mbarrier_wait(o_full, 0)
-    divisor, lse = finish(row_max, row_sum, scale_log2)
-    store_output(tmem + TMEM["O"].start, divisor, lse, mO, mLSE, 0, thread)
+    inverse_sum, lse = finish(row_max, row_sum, scale_log2)
+    store_output(tmem + TMEM["O"].start, inverse_sum, lse, mO, mLSE, 0, thread)
     free_tmem(tmem, TMEM.allocation, warp)
 
 
@@ -383,27 +383,27 @@ def lane_sum(row: cute.Tensor, start: cutlass.Float32) -> cutlass.Float32:
 def finish(
     row_max: cutlass.Float32, row_sum: cutlass.Float32, scale_log2: cutlass.Float32
 ) -> tuple[cutlass.Float32, cutlass.Float32]:
-    """What O is divided by, and lse."""
+    """1 / row sum, which O is multiplied by, and lse."""
     total = row_sum * cutlass.Float32(2.0**-P_OFFSET)
     log2_total = cute.math.log2(total, fastmath=True)
     lse = cute.math.fma(reference(row_max), scale_log2, log2_total) * cutlass.Float32(float(LN_2))
     divisor = cutlass.Float32(1) if total == 0.0 else total
-    return divisor, lse
+    return cutlass.Float32(1) / divisor, lse
 
 
 @cute.jit
 def store_output(
     tmem: cute.Pointer,
-    divisor: cutlass.Float32,
+    inverse_sum: cutlass.Float32,
     lse: cutlass.Float32,
     mO: cute.Tensor,
     mLSE: cute.Tensor,
     tile: cutlass.Int32,
     thread: cutlass.Int32,
 ) -> None:
-    """The thread's row of O, divided, and its lse, to global memory if the row is one of the queries."""
+    """The thread's row of O, normalised, and its lse, to global memory if the row is one of the queries."""
     row = load_row(tmem, cute.size(mO, mode=[1]), thread)
-    row.store(row.load() / divisor)
+    row.store(row.load() * inverse_sum)
     query = tile * TILE_M + thread
     if query < cute.size(mO, mode=[0]):
         cute.autovec_copy(row, mO[query, None])

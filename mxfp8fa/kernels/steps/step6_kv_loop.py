@@ -226,8 +226,8 @@ def kv_loop_kernel(
                 tcgen05.commit(o_full)
         cute.arch.mbarrier_wait(o_full, parity)
 
-    divisor, lse = finish(row_max, row_sum, scale_log2)
-    store_output(tmem + TMEM["O"].start, divisor, lse, mO, mLSE, q_tile, thread)
+    inverse_sum, lse = finish(row_max, row_sum, scale_log2)
+    store_output(tmem + TMEM["O"].start, inverse_sum, lse, mO, mLSE, q_tile, thread)
     free_tmem(tmem, TMEM.allocation, warp)
 
 

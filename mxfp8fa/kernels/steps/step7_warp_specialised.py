@@ -313,5 +313,5 @@ def softmax(
         events.p_full.arrive(j)
         row_sum = lane_sum(row, cute.math.mul(row_sum, acc_scale, rounding=cute.math.RoundingMode.NEAREST_EVEN))
     events.o_full.wait(kv_tiles - 1)
-    divisor, lse = finish(row_max, row_sum, scale_log2)
-    store_output(tO, divisor, lse, mO, mLSE, q_tile, thread)
+    inverse_sum, lse = finish(row_max, row_sum, scale_log2)
+    store_output(tO, inverse_sum, lse, mO, mLSE, q_tile, thread)

@@ -48,10 +48,10 @@ def test_special_scores(name):
 
 
 def test_v_of_ones_is_one():
-    """Rows are divided by the sum of what was multiplied."""
+    """Rows are normalised by the sum of what was multiplied; x * (1 / x) may be one unit of float32 below 1."""
     q, k, v = operands(1, 64, 160, 1, 1, 64)
     ones = MXTensor(np.full_like(v.codes, 0x38), np.full_like(v.scale_e8m0, 127), v.fmt, v.axes)
     o, _, _ = check(q, k, ones, options=OPTIONS["integer"])
-    assert (o - 1).abs().max() < 2e-3  # the float16 sum; float32 would give 1 exactly
+    assert (o - 1).abs().max() < 2e-3  # the float16 sum
     o, _, _ = check(q, k, ones, options=OPTIONS["float32 sum"])
-    assert torch.equal(o, torch.ones_like(o))
+    assert (o - 1).abs().max() <= 2.0**-24

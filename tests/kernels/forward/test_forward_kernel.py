@@ -114,6 +114,20 @@ def test_nan_in_v_reaches_every_row_of_the_q_tiles_that_visit_its_tile():
     assert torch.equal(o[0, :, 0].isnan(), expected) and not lse.isnan().any()
 
 
+def test_outputs_of_every_magnitude():
+    """Columns of V whose sums overflow to infinity in some rows, stay among the subnormals, and are zeros of one sign."""
+    q, k, v = operands(1, 40, 130, 1, 1, 64)
+    codes, scale = v.codes.copy(), v.scale_e8m0.copy()
+    codes[..., 1], scale[..., 1] = 0x7E, 246  # 448 * 2^119 in every key
+    codes[..., 2], scale[..., 2] = 0xFE, 246
+    codes[..., 3], scale[..., 3] = 0x01, 0  # 2^-9 * 2^-127
+    codes[..., 4], scale[..., 4] = 0x80, 0
+    o, lse, _ = check(q, k, MXTensor(codes, scale, v.fmt, v.axes))
+    assert (o[..., 1] == torch.inf).any() and (o[..., 2] == -torch.inf).any()
+    assert lse.isfinite().all() and not o[..., 0].isnan().any()
+    assert (o[..., 3:5].abs() < 2.0**-126).all()
+
+
 @pytest.mark.parametrize("seqlen_k", [60, 130])
 def test_padding_of_the_scales_never_reaches_o(seqlen_k):
     """Scale bytes behind the last query and the last key may be anything: here NaN."""
