@@ -46,7 +46,8 @@ def flash_attn_func(
     the like, whatever the lengths, batch and number of heads. Works under `torch.compile`.
 
     Differentiable in q, k, v for floats, through O and lse, straight through their quantization: the backward is five
-    products in MXFP8 (`mxfp8fa.kernels.backward`). For it the forward keeps q, k, v, O and lse.
+    products in MXFP8 (`mxfp8fa.kernels.backward`). For it the forward keeps q, k, v, O and lse: of its own making are O and
+    lse, for 16-bit tensors 2 D + 4 bytes a query and head. `MXOperand`s go to `flash_attn_backward`.
 
     Args:
         q: (B, Sq, Hq, D), D = 64 or 128. Floats (bfloat16, float16, float32; any strides) are quantized first, as

@@ -54,7 +54,12 @@ def keep(ctx: Any, call: Call, o: torch.Tensor, lse: torch.Tensor, softmax_scale
     if any(call.axes):
         raise ValueError(
             "a gradient is asked for, but autograd cannot pass one through an MXOperand; allowed: q, k and v as floats, or "
-            "mxfp8fa.kernels.backward.backward, which takes MXOperands"
+            "flash_attn_backward, which takes MXOperands"
+        )
+    if call.options.gradients != "float32":
+        raise ValueError(
+            f"options.gradients = {call.options.gradients!r}: autograd cannot carry an MXOperand; allowed: 'float32', or "
+            "flash_attn_backward, which returns MXOperands"
         )
     check_backward_options(call.options)
     ctx.save_for_backward(*call.tensors, o, lse)

@@ -1,7 +1,8 @@
 """SQNR of MXFP8 attention against float64: O, dQ, dK and dV by configuration, with verdicts.
 
-The numbers are emulated: computed in NumPy, rounding where a Blackwell kernel rounds. Without --config the six standard
-configurations run, whose 24 tensors make the strict summary.
+The numbers are emulated: computed in NumPy, rounding where a Blackwell kernel rounds, or with --kernels by the compiled
+kernels themselves in the emulator, which takes minutes. Without --config the six standard configurations run, whose 24
+tensors make the strict summary.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 
-from mxfp8fa.cli.console import Progress, table
+from mxfp8fa.cli.console import CommandError, Progress, table
 from mxfp8fa.numerics.sqnr import BORDERLINE_DB, PASS_DB, SqnrEntry, StrictSummary
 from mxfp8fa.published import BY_KEY
 from mxfp8fa.studies.attention import CONFIGURATIONS, STANDARD, TENSORS, run_configuration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--config and --json."""
+    """--config, --kernels and --json."""
     parser.add_argument(
         "--config",
         nargs="+",
@@ -25,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default=[configuration.name for configuration in STANDARD],
         help="run these configurations, listed below (default: the six standard ones)",
+    )
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="compute by the compiled kernels in the emulator (minutes; needs the extra `kernels`)",
     )
     parser.add_argument(
         "--json",
@@ -42,18 +49,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the configurations asked for and print a table or JSON."""
-    summary = measure(list(dict.fromkeys(args.config)))
-    print(json.dumps(as_json(summary), indent=2) if args.json else report(summary))
+    names = list(dict.fromkeys(args.config))
+    by = "compiled kernels in the emulator" if args.kernels else "NumPy model"
+    try:
+        summary = measure(names, one=by_kernels() if args.kernels else run_configuration)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    print(json.dumps(as_json(summary, by), indent=2) if args.json else report(summary))
     return 0
 
 
-def measure(names: list[str], progress: Progress | None = None) -> StrictSummary:
-    """Run configurations with progress on stderr."""
+def by_kernels() -> Callable[[str], tuple[SqnrEntry, ...]]:
+    """Runs a configuration by the compiled kernels.
+
+    Raises:
+        CommandError: they cannot be compiled here.
+    """
+    from mxfp8fa.cli.targets import require_kernels
+    from mxfp8fa.studies import kernel_sqnr
+
+    require_kernels()
+    return kernel_sqnr.run_configuration
+
+
+def measure(
+    names: list[str],
+    progress: Progress | None = None,
+    one: Callable[[str], tuple[SqnrEntry, ...]] = run_configuration,
+) -> StrictSummary:
+    """Run configurations, each by `one`, with progress on stderr."""
     progress = progress or Progress(len(names))
     entries: list[SqnrEntry] = []
     for name in names:
         with progress.step(f"attention forward and backward, {name}"):
-            entries += run_configuration(name)
+            entries += one(name)
     return StrictSummary(tuple(entries))
 
 
@@ -89,7 +118,7 @@ def summary_lines(summary: StrictSummary) -> list[str]:
     ]
 
 
-def as_json(summary: StrictSummary) -> dict:
+def as_json(summary: StrictSummary, by: str = "NumPy model") -> dict:
     """Everything the table shows, as one object; a dB value that is not finite (an exact result) is null."""
     configurations = []
     for name in dict.fromkeys(entry.configuration for entry in summary.entries):
@@ -98,6 +127,7 @@ def as_json(summary: StrictSummary) -> dict:
     low, high = summary.range_db
     return {
         "kind": "emulated",
+        "computed_by": by,
         "thresholds_db": {"pass": PASS_DB, "borderline": BORDERLINE_DB},
         "configurations": configurations,
         "summary": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mxfp8fa.numerics.options import DQ_SCALE_LOG2_RANGE, AttentionOptions
+from mxfp8fa.numerics.options import AttentionOptions
 
 HEAD_DIMS = (64, 128)
 FORWARD: dict[str, tuple[Any, ...]] = {
@@ -17,12 +17,10 @@ FORWARD: dict[str, tuple[Any, ...]] = {
 
 
 BACKWARD: dict[str, tuple[Any, ...]] = {
-    "exp": ("exact",),
     "tile_m": (128,),
     "tile_n": (128,),
     "do_blocks": ("square",),
     "delta": ("dequantized_dO", "unquantized_dO"),
-    "dq_scale_log2": tuple(range(DQ_SCALE_LOG2_RANGE[0], DQ_SCALE_LOG2_RANGE[1] + 1)),
 }
 
 

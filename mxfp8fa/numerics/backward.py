@@ -276,7 +276,7 @@ def _recompute(
     lse_log2 = head.lse_log2[queries.start : queries.stop]
 
     def exponents(gain: int, addend: float) -> Float32:
-        intercept = np.float32(gain) * ((offset + np.float32(addend)) - lse_log2)
+        intercept = np.float32(gain) * ((offset - lse_log2) + np.float32(addend))
         return fma(s, np.float32(gain) * group.scale_log2, intercept)
 
     p, codes = probabilities(exponents, options, key_axis=0)

@@ -19,7 +19,6 @@ from mxfp8fa.numerics.quantize import MXTensor
 TileOrder = Mapping[tuple[int, int, int], SequenceOf[int]]
 
 FLOAT16_MAX = 65504.0
-FLOAT32_MIN_NORMAL = np.float32(2.0**-126)
 # Room for what the bound below leaves out: E4M3 rounding of dS (1/16) and rows of P that sum to a little more than 1.
 AUTO_SCALE_MARGIN = 1.125
 
@@ -46,8 +45,9 @@ def dq_scale_log2(options: AttentionOptions, do: MXTensor, v: MXTensor, k: MXTen
 class DqAccumulator:
     """dQ / softmax_scale of the query heads that share one key head, in one sequence.
 
-    float32 adds like red.global.add.f32, which flushes subnormals (PTX ISA, red). float16 converts each tile times
-    2^dq_scale_log2 without saturation and adds like red.global.add.noftz.f16.
+    float32 adds like cp.reduce.async.bulk.add.f32, which keeps subnormals, as measured on an H200 (docs/silicon.md); the PTX
+    ISA says that it flushes them, and what a B200 does is not known: there sums below 2^-126 may be 0. float16 converts each
+    tile times 2^dq_scale_log2 without saturation and adds like cp.reduce.async.bulk.add.noftz.f16.
 
     Attributes:
         overflow_count: elements whose float16 sum became infinite although every tile was finite.
@@ -105,8 +105,6 @@ class DqAccumulator:
             new = total + addend
             self._overflowed[head][rows] |= np.isfinite(tile) & (np.isfinite(total) & ~np.isfinite(new))
             total[:] = new
-        elif total.dtype == np.float32:
-            total[:] = _flush(_flush(total) + _flush(tile))
         else:
             total += tile
 
@@ -134,7 +132,3 @@ def check_order(order: TileOrder | None, problem: AttentionProblem, options: Att
                 f"dq_tile_order[{batch}, {head}, {q_tile}] = {kv_tiles} is no order of the key tiles that this "
                 f"query tile visits, {visited}"
             )
-
-
-def _flush(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.where(np.abs(x) < FLOAT32_MIN_NORMAL, np.copysign(np.float32(0), x), x)

@@ -73,9 +73,13 @@ class Case:
 
     def sqnr(self, options: AttentionOptions, name: str = "") -> tuple[SqnrEntry, ...]:
         """Grades of O, dQ, dK, dV under these options, under the given name."""
-        found = self.mxfp8(options)
-        pairs = [(tensor, found[tensor], self.reference[tensor]) for tensor in TENSORS]
-        return tuple(SqnrEntry(name, t, sqnr_db(x, ref), worst_row_sqnr_db(x, ref)[0]) for t, x, ref in pairs)
+        return graded(name, self.mxfp8(options), self.reference)
+
+
+def graded(name: str, found: Tensors, reference: Tensors) -> tuple[SqnrEntry, ...]:
+    """Grades of O, dQ, dK, dV under a name."""
+    pairs = [(tensor, found[tensor], reference[tensor]) for tensor in TENSORS]
+    return tuple(SqnrEntry(name, t, sqnr_db(x, ref), worst_row_sqnr_db(x, ref)[0]) for t, x, ref in pairs)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from mxfp8fa.emulator.names import Names
 from mxfp8fa.kernels.backward import plan
 from mxfp8fa.kernels.backward.checks import Shape, check_operands, check_rows
+from mxfp8fa.kernels.backward.factor import dq_factor
 from mxfp8fa.kernels.backward.main import ATOMS, PAYLOADS, main
 from mxfp8fa.kernels.backward.names import names
 from mxfp8fa.kernels.backward.plan import TILE_M
@@ -48,19 +49,22 @@ class Gradients:
     """dQ, dK and dV, which is also what unpacking gives.
 
     Attributes:
-        dQ: the shape of q.
-        dK: the shape of k.
-        dV: the shape of v.
-        dq_overflows: (1,) int32 on the device: elements of dQ whose FP16 sum is infinite, added to what was there before;
-            None with FP32 sums.
+        dQ: the shape of q; an `MXOperand` if quantized gradients were asked for (`flash_attn_backward`).
+        dK: the shape of k, likewise.
+        dV: the shape of v, likewise.
+        dq_overflows: (1,) int32 on the device, added to what was there before: how many addends and how many sums of dQ are
+            infinite in FP16. It stays what it was exactly if nothing overflowed; NaN of the inputs is not counted. None with
+            FP32 sums.
+        dq_factor: (1, 1) float32 on the device, the factor under which FP16 sums stood; None with FP32 sums.
     """
 
-    dQ: torch.Tensor
-    dK: torch.Tensor
-    dV: torch.Tensor
+    dQ: Any
+    dK: Any
+    dV: Any
     dq_overflows: torch.Tensor | None = None
+    dq_factor: torch.Tensor | None = None
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.dQ, self.dK, self.dV))
 
 
@@ -97,7 +101,8 @@ def backward(
         k_second: K for dQ = dS K, likewise.
         dlse: (B, Hq, Sq) FP32, gradient of lse, or None.
         dtype: of the gradients: FP32, BF16 or FP16.
-        dq_overflows: (1,) int32, a counter to add to with options.dq_accumulate = "float16"; a new one if None.
+        dq_overflows: (1,) int32, a counter to add to with options.dq_accumulate = "float16" (see
+            `Gradients`); a new one if None.
 
     Returns:
         The gradients. Queries that see no key have dQ = 0. On a GPU the order in which the tiles of keys are added up in
@@ -155,30 +160,35 @@ def make_call(
     float16 = options.dq_accumulate == "float16"
     if dq_overflows is None:
         dq_overflows = torch.zeros(1, dtype=torch.int32, device=device)
-    gradients = Gradients(dq, dk, dv, dq_overflows if float16 else None)
     if shape.empty:
+        gradients = Gradients(dq, dk, dv, dq_overflows if float16 else None)
         for x in gradients:
             x.zero_()
         return gradients, []
 
+    factor = dq_factor(options, do, v, k_second or k)
+    gradients = Gradients(dq, dk, dv, *((dq_overflows, factor) if float16 else ()))
     tiles = shape.batch, shape.heads_q, shape.q_tiles
     work = torch.empty(*tiles, TILE_M * shape.head_dim, dtype=torch.float16 if float16 else torch.float32, device=device)
     terms = torch.empty(*tiles, 2 * TILE_M, device=device)
     before, do_operand = preprocess_launch(shape, o, lse, dlse, do, terms, work, options)
     operands = {"q": q, "k": k, "v": v, "do": do_operand, "do_t": do_operand}
     operands |= {"q_t": q_second or q, "k_t": k_second or k}
-    factor = float(2.0 ** int(options.dq_scale_log2)) if float16 else 1.0
+    shared = rows(factor), rows(dq_overflows.reshape(1, 1))
     payloads = [x for x in PAYLOADS if not x.endswith("_t") or second]
     arguments = (
         tuple(rows(operands[name].codes.contiguous(), E4M3) for name in payloads),
         tuple(rows(_scales(operands[name], name), E8M0) for name in ATOMS),
         *map(rows, (terms, work, dk, dv)),
+        *shared,
         tuple(map(cutlass.Int32, (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.heads_q, shape.heads_kv))),
-        *map(cutlass.Float32, (float(softmax_scale_log2(softmax_scale)), softmax_scale, factor)),
+        *map(cutlass.Float32, (float(softmax_scale_log2(softmax_scale)), softmax_scale)),
     )
-    config = plan.Config(shape.head_dim, causal, options.p_offset, options.row_sum == "rounded", options.rule, bool(second))
-    counter = rows(dq_overflows.reshape(1, 1))
-    after = (rows(work), rows(dq), counter, *_queries(shape), *map(cutlass.Float32, (1 / factor, softmax_scale)))
+    config = plan.Config(
+        shape.head_dim, causal, options.p_offset, options.row_sum == "rounded", options.rule, bool(second),
+        options.direct_columns, options.direct_bias, options.direct_codes == "subnormal",
+    )  # fmt: skip
+    after = (rows(work), rows(dq), *shared, *_queries(shape), cutlass.Float32(softmax_scale))
     launches = [before, Launch(main, arguments, (config,), names(config)), Launch(postprocess, after)]
     return gradients, launches
 

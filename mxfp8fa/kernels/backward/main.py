@@ -51,10 +51,11 @@ def main(
     mWork: cute.Tensor,
     mdK: cute.Tensor,
     mdV: cute.Tensor,
+    mFactor: cute.Tensor,
+    mOverflows: cute.Tensor,
     sizes: tuple,
     scale_log2: cutlass.Float32,
     softmax_scale: cutlass.Float32,
-    dq_factor: cutlass.Float32,
     config: cutlass.Constexpr[plan.Config],
 ) -> None:
     """Choose instructions, layouts and copies; launch a CTA per tile of keys, head of keys and batch.
@@ -69,10 +70,11 @@ def main(
         mWork: (B, Hq, tiles, 128 * D) FP32 or FP16, where dQ / softmax_scale is added up.
         mdK: (B, Sk, Hkv, D) FP32, BF16 or FP16, out.
         mdV: likewise.
+        mFactor: (1, 1) FP32, static factor on FP16 sums.
+        mOverflows: (1, 1) Int32, their overflows are added to it (`reduce.py`).
         sizes: B, Sq, Sk, Hq, Hkv.
         scale_log2: softmax_scale * log2(e).
         softmax_scale: factor on dK.
-        dq_factor: static factor on FP16 sums.
         config: what is compiled in.
     """
     batch, seqlen_q, seqlen_k, heads_q, heads_kv = sizes
@@ -95,8 +97,8 @@ def main(
     mTerms, mWork = (unfold(x, batch, heads_q, q_tiles) for x in (mTerms, mWork))
     mdK, mdV = (unfold(x, batch, seqlen_k, heads_kv) for x in (mdK, mdV))
     main_kernel(
-        tuple(tma), tuple(matrices), atoms, mTerms, mWork, mdK, mdV, (seqlen_q, seqlen_k),
-        scale_log2, softmax_scale, dq_factor, config,
+        tuple(tma), tuple(matrices), atoms, mTerms, mWork, mdK, mdV, mFactor, mOverflows,
+        (seqlen_q, seqlen_k), scale_log2, softmax_scale, config,
     ).launch(grid=(kv_tiles, heads_kv, batch), block=(plan.THREADS, 1, 1), min_blocks_per_mp=1)  # fmt: skip
 
 
@@ -139,10 +141,11 @@ def main_kernel(
     mWork: cute.Tensor,
     mdK: cute.Tensor,
     mdV: cute.Tensor,
+    mFactor: cute.Tensor,
+    mOverflows: cute.Tensor,
     lengths: tuple,
     scale_log2: cutlass.Float32,
     softmax_scale: cutlass.Float32,
-    dq_factor: cutlass.Float32,
     config: cutlass.Constexpr[plan.Config],
 ) -> None:
     """One CTA: 128 keys, all queries that see one of them; every warp goes to its role."""
@@ -162,12 +165,12 @@ def main_kernel(
         sTerms=smem.allocate_tensor(cutlass.Float32, terms, byte_alignment=128),  # addend, delta
         sParts=smem.allocate_tensor(mWork.element_type, parts, byte_alignment=128),  # of dQ
         sWords=storage.words.get_tensor(cute.make_layout((BLOCKS, BLOCKS), stride=(BLOCKS, 1))),  # scales of dS
-        scale_log2=scale_log2, softmax_scale=softmax_scale, dq_factor=dq_factor,
+        scale_log2=scale_log2, softmax_scale=softmax_scale,
     )  # fmt: skip
 
     if warp < plan.COMPUTE_WARP:
         cute.arch.setmaxregister_decrease(plan.REDUCE_REGISTERS)
-        reduce_dq(cta, mWork)
+        reduce_dq(cta, mWork, mFactor, mOverflows)
     elif warp < plan.LOAD_WARP:
         cute.arch.setmaxregister_increase(plan.COMPUTE_REGISTERS)
         compute(cta)

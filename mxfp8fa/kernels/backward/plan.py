@@ -149,6 +149,9 @@ class Config:
         rounded: whether dS takes P as rounded to E4M3.
         rule: how scales of dS follow from its maxima (`numerics.scale_rules`).
         second: whether dK and dQ read payloads of Q and K of their own.
+        direct_columns: how many keys of every 16, the last ones, have direct codes of P (`AttentionOptions.exp`).
+        direct_bias: of direct codes.
+        subnormal: by which conversion direct codes come about (`AttentionOptions.direct_codes`).
     """
 
     head_dim: int
@@ -157,3 +160,6 @@ class Config:
     rounded: bool
     rule: str
     second: bool
+    direct_columns: int
+    direct_bias: float
+    subnormal: bool

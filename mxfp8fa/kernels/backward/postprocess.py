@@ -21,11 +21,11 @@ THREADS = 128
 def postprocess(
     mWork: cute.Tensor,
     mdQ: cute.Tensor,
+    mFactor: cute.Tensor,
     mOverflows: cute.Tensor,
     batch: cutlass.Int32,
     seqlen_q: cutlass.Int32,
     heads: cutlass.Int32,
-    unscale: cutlass.Float32,
     softmax_scale: cutlass.Float32,
 ) -> None:
     """Launch a CTA per tile of queries, query head and batch. Tensors come as rows (`tensors.py`).
@@ -33,16 +33,16 @@ def postprocess(
     Args:
         mWork: (B, Hq, tiles, 128 * D) FP32 or FP16: the sums.
         mdQ: (B, Sq, Hq, D) FP32, BF16 or FP16, out.
+        mFactor: (1, 1) FP32, the static factor under which FP16 sums stand, a power of two.
         mOverflows: (1, 1) Int32; the number of infinite sums is added to it if they are FP16.
         batch: B.
         seqlen_q: Sq.
         heads: Hq.
-        unscale: 1 over the static factor under which FP16 sums stand; 1 with FP32.
         softmax_scale: factor on dQ.
     """
     tiles = cute.ceil_div(seqlen_q, TILE_M)
     mWork, mdQ = unfold(mWork, batch, heads, tiles), unfold(mdQ, batch, seqlen_q, heads)
-    postprocess_kernel(mWork, mdQ, mOverflows, unscale, softmax_scale).launch(
+    postprocess_kernel(mWork, mdQ, mFactor, mOverflows, softmax_scale).launch(
         grid=(tiles, heads, batch), block=(THREADS, 1, 1)
     )
 
@@ -51,8 +51,8 @@ def postprocess(
 def postprocess_kernel(
     mWork: cute.Tensor,
     mdQ: cute.Tensor,
+    mFactor: cute.Tensor,
     mOverflows: cute.Tensor,
-    unscale: cutlass.Float32,
     softmax_scale: cutlass.Float32,
 ) -> None:
     """One CTA: 128 queries of one head."""
@@ -66,7 +66,7 @@ def postprocess_kernel(
         row = stored.load().to(cutlass.Float32)
         if cutlass.const_expr(mWork.element_type is not cutlass.Float32):
             count_infinities(row, mOverflows)
-            row = row * unscale
+            row = row * (cutlass.Float32(1) / mFactor[0, 0])
         out = cute.make_rmem_tensor(gRow.shape, mdQ.element_type)
         out.store((row * softmax_scale).to(mdQ.element_type))
         cute.autovec_copy(cute.make_tensor(out.iterator, cute.make_layout(head_dim)), mdQ[batch, query, head, None])
@@ -77,7 +77,7 @@ postprocess_kernel.set_name_prefix("backward_postprocess", remove_cutlass_symbol
 
 @cute.jit
 def count_infinities(row: cute.TensorSSA, mOverflows: cute.Tensor) -> None:
-    """Add the number of infinite elements of a row; of a NaN one cannot know where it comes from."""
+    """Add the number of infinite elements of a row; what became NaN by overflow was counted before (`reduce.py`)."""
     x = cute.make_rmem_tensor(row.shape, cutlass.Float32)
     x.store(row)
     count = cutlass.Int32(0)

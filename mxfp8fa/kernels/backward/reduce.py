@@ -4,6 +4,10 @@ Each warp takes 32 queries, from tensor memory to global memory, without the oth
 shared memory, where 16 bytes of every lane stand side by side: no two lanes meet in a bank, and the part is contiguous in
 the workspace, whose order is this one (see `postprocess.py`). The copy engine does the additions, in order of arrival:
 on a GPU the sum over the tiles of keys is not deterministic.
+
+FP16 sums overflow in two places. A part may be too large already: it becomes infinite here, where it is counted, since a
+second one of the other sign would make a NaN of the sum. Finite parts may add up to infinity, which nothing finite takes
+back: `postprocess.py` counts what is infinite in the end. NaN comes from the inputs and is not counted.
 """
 
 import cutlass
@@ -15,20 +19,26 @@ from mxfp8fa.kernels.backward.plan import DQ_COLUMNS, DQ_STAGES, TMEM
 from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.kernels.steps.step4_quantizer import load_row
 
+FLOAT16_OVERFLOW = 65520.0  # halfway from the largest number to the next power of two: rounded to infinity
+
 
 @cute.jit
-def reduce_dq(cta: Fixed, mWork: cute.Tensor) -> None:
-    """Add dQ / softmax_scale, times `cta.dq_factor` if sums are FP16, tile after tile.
+def reduce_dq(cta: Fixed, mWork: cute.Tensor, mFactor: cute.Tensor, mOverflows: cute.Tensor) -> None:
+    """Add dQ / softmax_scale, times a factor if sums are FP16, tile after tile.
 
     Args:
         cta: see `main.main_kernel`; its `sParts` is (32 * 32, stages, warps) in the workspace's dtype.
         mWork: (B, Hq, tiles, 128 * D).
+        mFactor: (1, 1) FP32; read if sums are FP16.
+        mOverflows: (1, 1) Int32; the number of parts' elements that are infinite in FP16 is added to it.
     """
     events, work, sParts = cta.events, cta.work, cta.sParts
     thread, _, _ = cute.arch.thread_idx()
     warp, lane = thread // 32, thread % 32
     parts = cta.config.head_dim // DQ_COLUMNS
     part_size = cute.size(sParts, mode=[0])
+    float16 = sParts.element_type is not cutlass.Float32
+    factor = mFactor[0, 0] if cutlass.const_expr(float16) else cutlass.Float32(1)
     t = cutlass.Int32(0)
     for head in cutlass.range(work.kv_head * work.group, (work.kv_head + 1) * work.group, unroll=1):
         for tile in cutlass.range(work.first, work.q_tiles, unroll=1):
@@ -41,7 +51,10 @@ def reduce_dq(cta: Fixed, mWork: cute.Tensor) -> None:
                 sPart = sParts[None, part % DQ_STAGES, warp]
                 cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)
                 cute.arch.sync_warp()
-                store_part(piece, sPart, cta.dq_factor, lane)
+                if cutlass.const_expr(float16):
+                    piece.store(piece.load() * factor)
+                    count_overflows(piece, mOverflows)
+                store_part(piece, sPart, lane)
                 cute.arch.fence_view_async_shared()
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
@@ -52,14 +65,24 @@ def reduce_dq(cta: Fixed, mWork: cute.Tensor) -> None:
 
 
 @cute.jit
-def store_part(piece: cute.Tensor, sPart: cute.Tensor, factor: cutlass.Float32, lane: cutlass.Int32) -> None:
+def count_overflows(piece: cute.Tensor, mOverflows: cute.Tensor) -> None:
+    """Add the number of elements that FP16 rounds to infinity; max drops NaN, and so do comparisons."""
+    amax = cutlass.Float32(0)
+    for i in cutlass.range_constexpr(cute.size(piece)):
+        amax = cute.arch.fmax(amax, cute.arch.fmax(piece[i], -piece[i]))
+    if amax >= FLOAT16_OVERFLOW:
+        count = cutlass.Int32(0)
+        for i in cutlass.range_constexpr(cute.size(piece)):
+            count += cutlass.Int32(piece[i] >= FLOAT16_OVERFLOW) + cutlass.Int32(piece[i] <= -FLOAT16_OVERFLOW)
+        cute.arch.atomic_add(mOverflows.iterator.llvm_ptr, count)
+
+
+@cute.jit
+def store_part(piece: cute.Tensor, sPart: cute.Tensor, lane: cutlass.Int32) -> None:
     """32 numbers of a lane to shared memory, 16 bytes at a time, 512 bytes apart."""
     dtype = sPart.element_type
     converted = cute.make_rmem_tensor(cute.size(piece), dtype)
-    if cutlass.const_expr(dtype is cutlass.Float32):
-        converted.store(piece.load())
-    else:
-        converted.store((piece.load() * factor).to(dtype))
+    converted.store(piece.load().to(dtype))
     vector = 128 // dtype.width
     target = cute.make_tensor(
         (sPart.iterator + lane * vector).align(16),

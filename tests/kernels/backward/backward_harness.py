@@ -100,7 +100,8 @@ def make_call(shape, *, causal=False, options=SQUARE, dtype=torch.float32, edit=
     do = torch.from_numpy(x["do"]).to(dtype)
     square = options.resolved_qk_blocks(causal) == "square"
     q, k = (quantize(x[n], axes=(1, 3) if square else 3, tail="partial") for n in ("q", "k"))
-    second = {n: None if square else quantize(x[n], axes=(1, 3), tail="partial") for n in ("q", "k")}
+    axes = (1, 3) if options.grad_qk_blocks == "square" else 1
+    second = {n: None if square else quantize(x[n], axes=axes, tail="partial") for n in ("q", "k")}
     v, v_second = (quantize(x["v"], axes=axis, tail="partial") for axis in (1, 3))
     call = {"softmax_scale": softmax_scale, "causal": causal, "options": options}
     o, lse = attention_mxfp8(q, k, v, **call)

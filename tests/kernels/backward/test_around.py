@@ -93,9 +93,9 @@ def test_postprocess(shape, work, dtype):
     arguments = (
         rows(sums.reshape(batch, heads, tiles, -1)),
         rows(dq),
+        rows(torch.full((1, 1), 1 / unscale)),
         rows(infinities),
         *map(Int32, (batch, seqlen, heads)),
-        Float32(unscale),
         Float32(0.3),
     )
     run_kernel(compile_kernel(postprocess, *arguments), arguments)
