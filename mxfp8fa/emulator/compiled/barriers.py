@@ -49,13 +49,20 @@ def wait_parity(bits: int) -> FunctionWriter:
     return f
 
 
-def arrive(bits: int) -> FunctionWriter:
+def commit(bits: int) -> FunctionWriter:
+    """tcgen05.commit where everything before it is complete. Slots: address, zero."""
+    return arrive(bits, commits=True)
+
+
+def arrive(bits: int, *, commits: bool = False) -> FunctionWriter:
     """mbarrier.arrive by every active lane, or one that expects bytes, by one lane.
 
     Slots: address, arrivals of a lane or bytes. EXPECT: whether it is bytes.
     """
-    f = FunctionWriter(f"arrive_{bits}")
+    f = FunctionWriter(f"{'commit' if commits else 'arrive'}_{bits}")
     require_direct(f)
+    if commits:
+        f.require(f.put(f"icmp ne i64 {f.word(State.PRODUCTS)}, 0"))
     mask = f.mask()
     offset, word = _barrier(f, mask, bits)
     lanes = f.lane_count(mask)
@@ -75,7 +82,7 @@ def arrive(bits: int) -> FunctionWriter:
     f.require(f.put(f"icmp ule i64 {count}, {pending}"))
     left = f.put(f"sub i64 {pending}, {count}")
     complete = f.put(f"icmp eq i64 {f.put(f'or i64 {left}, {tx}')}, 0")
-    single = f.put(f"icmp eq i64 {f.word(State.STOPS)}, 0")
+    single = f.put(f"icmp eq i64 {f.word(State.WAITING)}, 0")
     woken = f.word(State.WOKEN)
     room = f.put(f"icmp slt i64 {woken}, {WOKEN}")
     f.require(f.put(f"or i1 {f.put(f'xor i1 {complete}, true')}, {f.put(f'and i1 {single}, {room}')}"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxfp8fa.emulator.compiled.layout import RegisterLayout
 from mxfp8fa.emulator.compiled.memory import TILE
+from mxfp8fa.emulator.compiled.multiply import form_number, signed, widths
 from mxfp8fa.emulator.isa.memory import space_of, words_of
 from mxfp8fa.emulator.machine.binding import match
 from mxfp8fa.emulator.ptx import syntax
@@ -51,6 +52,10 @@ def direct_form(instruction: syntax.Instruction, live: int, program: Program, la
     modifiers, opcode = found[1], instruction.opcode
     if opcode in ("ld", "st") and "type" in modifiers:
         return _access(instruction, modifiers, program, layout)
+    if opcode == "tcgen05" and instruction.qualifiers[0] == "mma":
+        return _multiply(instruction, modifiers, layout)
+    if opcode == "tcgen05" and instruction.qualifiers[0] == "commit":
+        return _commit(instruction, modifiers, program, layout)
     if opcode == "tcgen05" and instruction.guard is None:
         return _tensor(instruction, modifiers, layout)
     if opcode == "mbarrier":
@@ -112,6 +117,49 @@ def _tensor(instruction: syntax.Instruction, modifiers: dict[str, Any], layout: 
         return None
     tile = 1 if len(slots) % TILE else TILE
     return Direct(f"{'load' if kind == 'ld' else 'store'}_tensor_{tile}", (layout.slot(at.base.id), *slots), len(slots), at.offset)
+
+
+def _multiply(instruction: syntax.Instruction, modifiers: dict[str, Any], layout: RegisterLayout) -> Direct | None:
+    """Operands: d, a, b, descriptor, {mask of disabled lanes}, enable, and of scaled forms sfa and sfb before enable."""
+    operands, kind = list(instruction.operands), modifiers["kind_"]
+    if modifiers["group"] != "cta_group::1" or kind not in ("kind::f16", "kind::f8f6f4", "kind::mxf8f6f4"):
+        return None
+    scaled, tensor_a = kind == "kind::mxf8f6f4", isinstance(operands[1], syntax.Address)
+    disabled: Sequence[Any] = operands[4].elements if isinstance(operands[4], syntax.Vector) else ()
+    operands = [x for x in operands if not isinstance(x, syntax.Vector)]
+    if len(operands) != (7 if scaled else 5) or len(disabled) not in (0, 4):
+        return None
+    if scaled:
+        operands.insert(4, operands.pop())  # enable, sfa, sfb
+    values = [_operand(x, bits, layout) for x, bits in zip(operands, widths(scaled=scaled, tensor_a=tensor_a), strict=True)]
+    masks = [_operand(x, 32, layout) for x in disabled]
+    if None in values or any(m is None or m[1] for m in masks):
+        return None
+    slots = [word for pair in values if pair for word in pair] + [m[0] for m in masks if m]
+    number = form_number(kind[6:], modifiers.get("vector"))
+    return Direct(f"multiply_{int(scaled) + 2 * tensor_a}", tuple(slots), len(masks), constant=number)
+
+
+def _operand(operand: Any, bits: int, layout: RegisterLayout) -> tuple[int, int] | None:
+    """(slot, constant to add) of an operand of so many bits (1: a predicate), or of an address."""
+    constant = 0
+    if isinstance(operand, syntax.Address):
+        operand, constant = operand.base, operand.offset
+    if isinstance(operand, syntax.Immediate) and not constant:
+        return layout.zero_slot, signed(operand.integer_bits(bits))
+    if not isinstance(operand, syntax.Register) or bits != (1 if operand.type == "pred" else operand.bits):
+        return None
+    return layout.slot(operand.id), constant
+
+
+def _commit(
+    instruction: syntax.Instruction, modifiers: dict[str, Any], program: Program, layout: RegisterLayout
+) -> Direct | None:
+    """An arrival, where all work before it is complete."""
+    address = _address(instruction.operands[0], program, layout)
+    if address is None or len(instruction.operands) > 1 or modifiers["group"] != "cta_group::1":
+        return None
+    return Direct(f"commit_{address[1]}", (address[0], layout.zero_slot), 1, address[2], 1)
 
 
 def _barrier(instruction: syntax.Instruction, live: int, program: Program, layout: RegisterLayout) -> Direct | None:

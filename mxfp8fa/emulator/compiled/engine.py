@@ -17,6 +17,7 @@ from mxfp8fa.emulator.compiled.direct import NO_REGISTER, Direct, direct_form
 from mxfp8fa.emulator.compiled.emit import exp2_function, graph_function
 from mxfp8fa.emulator.compiled.jit import the_jit
 from mxfp8fa.emulator.compiled.layout import RegisterLayout
+from mxfp8fa.emulator.compiled.multiply import Products
 from mxfp8fa.emulator.compiled.region import POISON_FUNCTIONS, Function, Slots, collective_function, region_function
 from mxfp8fa.emulator.compiled.runtime import address
 from mxfp8fa.emulator.compiled.state import NODE_WORDS, NodeField
@@ -55,6 +56,7 @@ class Engine:
         layout: of a warp's registers.
         nodes: one row of NodeField words per instruction; FUNCTION is 0 where only the Python step exists.
         ready: per instruction, whether its node has a function.
+        products: what the descriptors of tcgen05.mma mean.
         regions: by their first instruction; empty until the program has run for a while.
     """
 
@@ -64,6 +66,7 @@ class Engine:
         self.nodes = np.zeros((len(program.steps) + 1, NODE_WORDS), np.int64)
         self.ready = bytearray(len(program.steps) + 1)
         self.regions: dict[int, Region] = {}
+        self.products = Products()
         self._analysis: Analysis | None = None
         self._bound = list(program.steps)
         self._changed: set[int] = set()

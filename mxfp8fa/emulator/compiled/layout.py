@@ -28,7 +28,7 @@ class RegisterLayout:
     """
 
     def __init__(self, registers: Sequence[np.ndarray]):
-        blank = [*registers, np.zeros(32, np.uint32), np.zeros(32, np.uint32)]
+        blank = [*registers, np.zeros(32, np.uint64), np.zeros(32, np.uint32)]
         self.dtypes = [b.dtype for b in blank]
         self.shapes = [b.shape for b in blank]
         self.sizes = [b.nbytes for b in blank]

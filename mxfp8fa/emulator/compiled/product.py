@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mxfp8fa.emulator.compiled.function import FunctionWriter
 from mxfp8fa.emulator.compiled.jit import available, the_jit
+from mxfp8fa.emulator.compiled.multiply import Shape
 from mxfp8fa.emulator.machine.memory import SHARED_BASE
 from mxfp8fa.layouts import tmem
 from mxfp8fa.numerics.formats import E8M0, FORMATS, decode
@@ -135,6 +136,7 @@ class Functions:
         jit = the_jit()
         data = jit.compile([w.body for w in every], {d for w in every for d in w.declarations})
         addresses = jit.load(data, [f"unpack_{fmt}" for fmt in writers] + ["product"])
+        self.addresses = dict(zip([*writers, "product"], addresses, strict=True))
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         unpack = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, integer, pointer, pointer)
         self.unpack = {fmt: unpack(a) for fmt, a in zip(writers, addresses, strict=False)}
@@ -232,14 +234,41 @@ def multiply(ctas: list[CTA], p: Product) -> bool:
         _write(target, p, a, right)
     for cta in ctas:
         _count(cta, p, len(ctas))
-    ctas[0].machine.progress()
+    machine = ctas[0].machine
+    machine.progress()
+    if len(ctas) == 1 and machine.program.engine is not None:
+        machine.program.engine.products.learn(p)
     return True
+
+
+def place_of_a(p: Product) -> Place | None:
+    """Where A lies, or None."""
+    if p.a_in_tensor_memory:
+        return _tensor_place(p.a, p.shape)
+    return _shared_place(p.a, p.shape.m // p.shape.cta_group, p.shape, p.shape.a_mn_major, False)
+
+
+def place_of_b(p: Product, rows: int) -> Place | None:
+    """Where `rows` columns of B lie, or None."""
+    return _shared_place(p.b, rows, p.shape, p.shape.b_mn_major, True)
+
+
+def shape_words(shape: MMAShape) -> np.ndarray:
+    """What compiled code has to know about an instruction descriptor, see `multiply.Shape`."""
+    functions, (starts, _, _, _) = _functions(), _lanes(shape.m, shape.n, shape.cta_group)
+    words = np.zeros(len(Shape), np.int64)
+    words[Shape.UNPACK_A], words[Shape.UNPACK_B] = (functions.addresses[x] for x in (shape.a_format, shape.b_format))
+    words[Shape.PRODUCT], words[Shape.LANES] = functions.addresses["product"], starts.ctypes.data
+    words[Shape.VALUES_A], words[Shape.VALUES_B] = (functions.tables.get(x, 0) for x in (shape.a_format, shape.b_format))
+    words[Shape.SCALES] = functions.scales.ctypes.data
+    words[Shape.M], words[Shape.N], words[Shape.K] = shape.m, shape.n, shape.k
+    words[Shape.SFA_BYTE], words[Shape.SFB_BYTE] = shape.sfa_id, shape.sfb_id
+    return words
 
 
 def _read_b(ctas: list[CTA], p: Product) -> np.ndarray | None:
     """B as (K, N) float64, each CTA of a pair having a part of N; None if some of it is poison or out of bounds."""
-    shape, rows = p.shape, p.shape.n // len(ctas)
-    place = _shared_place(p.b, rows, shape, shape.b_mn_major, True)
+    shape, place = p.shape, place_of_b(p, p.shape.n // len(ctas))
     parts = [_unpack_shared(cta, place, shape.b_format) for cta in ctas]
     found = [x for x in parts if x is not None]
     if len(found) < len(parts):
@@ -250,13 +279,12 @@ def _read_b(ctas: list[CTA], p: Product) -> np.ndarray | None:
 def _read_a(cta: CTA, p: Product) -> np.ndarray | None:
     """A of one CTA as (M, K) float64, or None."""
     shape = p.shape
+    place = place_of_a(p)
     if not p.a_in_tensor_memory:
-        place = _shared_place(p.a, shape.m // shape.cta_group, shape, shape.a_mn_major, False)
         return _unpack_shared(cta, place, shape.a_format)
     lane, column = tmem.split_address(p.a)
     if lane not in shape.lane_bases or not cta.tensor.owned[column : column + shape.k_bytes // 4].all():
         return None
-    place = _tensor_place(p.a, shape)
     if place is None or place.high > cta.tensor.data.nbytes:
         return None
     return _unpack_at(cta.tensor.data_address, cta.tensor.shadow_address, place, shape.a_format)
@@ -302,7 +330,7 @@ class Target:
     columns: int
 
 
-@lru_cache(maxsize=64)
+@cache
 def _lanes(m: int, n: int, cta_group: int) -> tuple[np.ndarray, int, int, int]:
     """((groups, rows) lanes, columns of a group, first and one after the last lane)."""
     _, lanes, columns = tmem.accumulator_layout(m, n, cta_group)

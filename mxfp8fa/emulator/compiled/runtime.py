@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from mxfp8fa.emulator.compiled import barriers, memory
+from mxfp8fa.emulator.compiled import barriers, memory, multiply
 from mxfp8fa.emulator.compiled.function import FunctionWriter
 from mxfp8fa.emulator.compiled.jit import the_jit
 from mxfp8fa.emulator.compiled.state import NODE_WORDS, REFUSED, NodeField, State
@@ -166,6 +166,7 @@ _MEMORY = {"load_shared": memory.load_shared, "store_shared": memory.store_share
 _MEMORY |= {"load_global": memory.load_global, "store_global": memory.store_global}
 _SINGLE = {"pass_by": memory.pass_by, "wait_tensor": memory.wait_tensor}
 _BY_NUMBER: dict[str, Callable[[int], FunctionWriter]] = {"wait_parity": barriers.wait_parity, "arrive": barriers.arrive}
+_BY_NUMBER |= {"commit": barriers.commit, "multiply": multiply.multiply}
 _BY_NUMBER |= {"load_tensor": memory.load_tensor, "store_tensor": memory.store_tensor}
 
 

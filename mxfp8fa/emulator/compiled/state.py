@@ -46,6 +46,10 @@ class State(IntEnum):
     WOKEN = 31  # how many mbarriers completed a phase
     WOKEN_AT = 32  # their offsets
     STOP_AT = 48  # program counters of the other groups, up to 31
+    PRODUCTS = 80  # 1: tcgen05.mma and commit may be done here (eager, accumulate="float32", cta_group::1)
+    MEANINGS = 81  # address of the table of descriptors, see `multiply`
+    SCRATCH = 82  # address of memory for the operands of a product
+    WAITING = 83  # how many other groups of the warp wait
 
 
 class NodeField(IntEnum):

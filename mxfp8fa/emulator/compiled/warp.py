@@ -8,6 +8,7 @@ import numpy as np
 
 from mxfp8fa.emulator.compiled.engine import Engine, engine_of
 from mxfp8fa.emulator.compiled.layout import RegisterRows, RegisterShadows
+from mxfp8fa.emulator.compiled.multiply import SCRATCH_WORDS
 from mxfp8fa.emulator.compiled.runtime import Stop, dispatcher
 from mxfp8fa.emulator.compiled.state import STATE_WORDS, State
 from mxfp8fa.emulator.machine.cluster import ARRIVAL_WARP_SHIFT
@@ -47,6 +48,8 @@ class CompiledWarp(Warp):
         self._dispatch = dispatcher()
         self._range: Range | None = None
         self._steps = 0  # Python steps of this turn
+        options = self.machine.options
+        self._products_here = options.schedule == "eager" and options.accumulate == "float32"
 
     def _describe(self, words: np.ndarray) -> None:
         """Fill the state with what stays the same."""
@@ -63,6 +66,9 @@ class CompiledWarp(Warp):
         words[State.TENSOR_OWNED] = tensor.owned.ctypes.data
         words[State.FIRST_LANE] = PARTITION_LANES * (self.index % 4)
         words[State.ARRIVALS] = cta.arrivals.ctypes.data
+        if machine.scratch is None:
+            machine.scratch = np.zeros(SCRATCH_WORDS)
+        words[State.MEANINGS], words[State.SCRATCH] = self.engine.products.table.ctypes.data, machine.scratch.ctypes.data
         words[State.WARP_MARK] = (self.index + 1) << ARRIVAL_WARP_SHIFT
 
     def write(self, register: int, value: np.ndarray, bits: int, shadow: np.ndarray | None = None) -> None:
@@ -140,9 +146,11 @@ class CompiledWarp(Warp):
         if self.pending:  # later regions may name registers of loads that are still to be delivered
             left = 1
         state[State.PC], state[State.MASK], state[State.LEFT], state[State.LIVE] = group.pc, group.bits, left, self.live
-        state[State.STOPS] = 0
+        state[State.STOPS] = state[State.WAITING] = 0
         if len(self.groups) > 1:
             self._set_stops(group)
+        if not state[State.PRODUCTS] and self.machine.tcgen05_group == "cta_group::1":
+            state[State.PRODUCTS] = self._products_here
         if self._range is not self.machine.memory.last:
             self._set_range(self.machine.memory.last)
         why = self._dispatch(self._state_address)
@@ -181,7 +189,7 @@ class CompiledWarp(Warp):
     def _set_stops(self, group: Group) -> None:
         """Where this group must stop because of the warp's others: where it meets one, or another one comes first."""
         state, others = self._state, [g for g in self.groups if g is not group]
-        state[State.STOPS] = len(others)
+        state[State.STOPS], state[State.WAITING] = len(others), sum(g.wait is not None for g in others)
         for i, other in enumerate(others):
             state[State.STOP_AT + i] = other.pc
         ahead = [g.pc for g in others if g.wait is None]

@@ -76,6 +76,8 @@ class MMAShape:
     scale_format: str = "ue8m0"
     sfa_id: int = 0
     sfb_id: int = 0
+    descriptor: int = 0
+    vector: str | None = None
 
     @property
     def packed_fp4(self) -> bool:
@@ -117,7 +119,7 @@ def decode(word: int, kind: str, cta_group: int, vector: str | None) -> MMAShape
     common: dict[str, Any] = {
         "kind": kind, "cta_group": cta_group, "m": m, "n": n, "k": rules.k, "k_bytes": rules.k_bytes, "element_bytes": rules.element_bytes,
         "a_format": formats[0], "b_format": formats[1], "a_mn_major": bool(majors & 1), "b_mn_major": bool(majors & 2),
-        "negate_a": bool(word >> 13 & 1), "negate_b": bool(word >> 14 & 1),
+        "negate_a": bool(word >> 13 & 1), "negate_b": bool(word >> 14 & 1), "descriptor": word, "vector": vector,
     }  # fmt: skip
     if rules.block_scaled:
         return _block_scaled(word, kind, vector, common, refuse)

@@ -64,7 +64,9 @@ class CTA:
         if not word:
             return self._last_arrivals.get(offset) or "nobody"
         warp, following = (word >> ARRIVAL_WARP_SHIFT) - 1, word & ((1 << ARRIVAL_WARP_SHIFT) - 1)
-        return self.warps[warp].describe(following - 1)
+        by = self.warps[warp].describe(following - 1)
+        committed = self.machine.program.instructions[following - 1].opcode == "tcgen05"
+        return f"{by} (tcgen05.commit)" if committed else by
 
     @property
     def live_warps(self) -> int:

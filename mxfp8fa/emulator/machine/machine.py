@@ -73,6 +73,7 @@ class Machine:
         self._state_epoch = -1
         self._turn = 0
         self._number = 0
+        self.scratch: np.ndarray | None = None  # operands of compiled products
         self.warp_class = self._evaluator()
         self._check_launch()
 
