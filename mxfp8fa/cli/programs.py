@@ -75,7 +75,7 @@ def forward(shape: AttentionShape, options: AttentionOptions | None) -> Program:
     call = make_call(
         **operands, softmax_scale=shape.head_dim**-0.5, causal=shape.causal, options=options, out_dtype=torch.bfloat16, ctas=1
     )
-    compiled = _compile_once(attention_forward, call.arguments, call.constants)
+    compiled = _compile_once(attention_forward, call.arguments, call.constants, options)
     return Program(lambda: compiled(*call.arguments), names=names_of(plan))
 
 
@@ -98,7 +98,7 @@ def backward(shape: AttentionShape, options: AttentionOptions | None) -> Program
         **_operands(shape, **axes), o=o, lse=lse, do=do, softmax_scale=shape.head_dim**-0.5, causal=shape.causal,
         options=options, dtype=torch.bfloat16,
     )  # fmt: skip
-    calls = [partial(_compile_once(x.function, x.arguments, x.constants), *x.arguments) for x in launches]
+    calls = [partial(_compile_once(x.function, x.arguments, x.constants, options), *x.arguments) for x in launches]
     return Program(lambda: [call() for call in calls], names=names_of(plan))
 
 
@@ -116,10 +116,13 @@ def _operands(shape: AttentionShape, **axes: tuple[int, ...]) -> dict[str, Any]:
     return made
 
 
-def _compile_once(function: Any, arguments: tuple[Any, ...], constants: tuple[Any, ...]) -> Any:
+def _compile_once(
+    function: Any, arguments: tuple[Any, ...], constants: tuple[Any, ...], options: AttentionOptions | None
+) -> Any:
+    """Sizes are left open; types of tensors follow from the options."""
     from mxfp8fa.kernels.launch import compile_kernel
 
-    key = function, constants
+    key = function, len(arguments[0]) if isinstance(arguments[0], tuple) else 0, constants, options
     if key not in _compiled:
         _compiled[key] = compile_kernel(function, *arguments, *constants)
     return _compiled[key]

@@ -37,7 +37,7 @@ except ToolError:
         ("step7 --options exp=direct", "step7 has none; allowed for forward, backward"),
         ("forward --options exp=fast", "exp = 'fast' is not allowed"),
         ("forward --options speed=2", "allowed are NAME=VALUE with qk_blocks"),
-        ("backward --options exp=direct row_sum=rounded", "options.exp = 'direct' is not in the backward kernel"),
+        ("backward --options tile_m=64", "options.tile_m = 64 is not in the backward kernel"),
         ("step5", "it has no loop over the keys"),
         ("step99", "there is no such target"),
     ],
