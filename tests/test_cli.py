@@ -277,3 +277,14 @@ def test_table_aligns_columns():
         "long      1",
         "x     22222",
     ]
+
+
+def test_bench_without_a_gpu_says_so_and_knows_what_a_gpu_cannot_run(capsys):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("cutlass.cute")
+    from mxfp8fa.cli.bench import not_run
+
+    assert "tensor memory" in not_run("sm_90a") and "wgmma" in not_run("sm_100a")
+    if not torch.cuda.is_available():
+        assert main(["bench", "producers"]) != 0
+        assert "there is no CUDA GPU here; committed results" in capsys.readouterr().err

@@ -9,6 +9,18 @@ from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.torch_quantize import dequantize_blocks, quantize, quantize_blocks
 
 
+def quantized(x: torch.Tensor, *, axes: tuple[int, ...], rule: str) -> MXOperand:
+    """`x` in MXFP8, the last block of tokens partial: by the producers' kernel on a GPU, by torch operations on a CPU.
+
+    Code for code the same; in the emulator the kernel would take longer than the attention's.
+    """
+    if x.is_cuda:
+        from mxfp8fa.kernels import producers
+
+        return producers.quantize(x, axes=axes, rule=rule)
+    return quantize(x, axes=axes, rule=rule, tail="partial")
+
+
 def payloads(call: Call) -> tuple[list[MXOperand], torch.Tensor | None]:
     """The operands that the kernel reads, and what has to be added to its lse (None: nothing)."""
     options = call.options
@@ -20,7 +32,7 @@ def payloads(call: Call) -> tuple[list[MXOperand], torch.Tensor | None]:
     operands = []
     for i, (name, x) in enumerate(zip(NAMES, tensors, strict=True)):
         axes = v_axes if name == "v" else qk_axes
-        made = call.operand(i) if call.axes[i] else quantize(x, axes=axes, rule=options.rule, tail="partial")
+        made = call.operand(i) if call.axes[i] else quantized(x, axes=axes, rule=options.rule)
         operands.append(made)
     return operands, lse_shift
 
@@ -35,7 +47,7 @@ def backward_payloads(call: Call) -> tuple[dict[str, MXOperand], torch.Tensor | 
         k, lse_shift = _remove_k_mean(call, qk_axes)
 
     def payload(x: torch.Tensor, axes: tuple[int, ...]) -> MXOperand:
-        return quantize(x, axes=axes, rule=options.rule, tail="partial")
+        return quantized(x, axes=axes, rule=options.rule)
 
     operands = {"q": payload(q, qk_axes), "k": payload(k, qk_axes)}
     operands["v"] = payload(v, (3,) if options.resolved_grad_v_blocks == "1x32" else (1, 3))

@@ -18,6 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 
+def not_run(target: str) -> str:
+    """Which kernels of this package the GPU cannot run, or are not timed here."""
+    if target == "sm_90a":
+        return (
+            "Not run: the tcgen05 main loop of gemm_quantize, the forward and the backward of attention; this GPU (compute "
+            "capability 9.0) has no tensor memory."
+        )
+    return "Not run: the wgmma main loop of gemm_quantize; only compute capability 9.0 has wgmma."
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure and print, line by line or as JSON."""
     missing = [name for name in ("torch", "cutlass") if importlib.util.find_spec(name) is None]
@@ -42,6 +52,6 @@ def run(args: argparse.Namespace) -> int:
             print(line(timing), flush=True)
     if args.json:
         print(json.dumps({**surroundings(), "timings": as_record(timings)}, indent=2))
-    elif target == "sm_90a":
-        print("Not run: tcgen05 main loop of gemm_quantize, attention; this GPU has no tensor memory.")
+    else:
+        print(not_run(target))
     return 0

@@ -105,12 +105,12 @@ def _elf_bytes(data: bytes, start: int) -> int:
     return int(max(programs + program_bytes * program_count, sections + section_bytes * section_count))
 
 
-def assemble(ptx: str) -> bytes:
+def assemble(ptx: str, arch: str = GPU_ARCH) -> bytes:
     """A cubin from PTX by ptxas, with the PTX line table."""
     with tempfile.TemporaryDirectory(prefix="mxfp8fa-ptxas-") as folder:
         source, target = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
-        _run(tool("ptxas"), f"-arch={GPU_ARCH}", "-lineinfo", str(source), "-o", str(target))
+        _run(tool("ptxas"), f"-arch={arch}", "-lineinfo", str(source), "-o", str(target))
         return target.read_bytes()
 
 

@@ -1,7 +1,10 @@
 """The quantizing projection: its own float32 results against float64, and its codes bit for bit those of the rule.
 
-In the emulator: the tcgen05 main loop. The wgmma main loop is compiled here; it runs on Hopper only.
+In the emulator: the tcgen05 main loop. The wgmma main loop is compiled here; it runs on Hopper only
+(`test_producers_gpu.py`).
 """
+
+import sys
 
 import pytest
 
@@ -9,9 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
+from cuda.bindings.driver import CUstream  # noqa: E402
 from test_producer_quantize import assert_equals_numpy  # noqa: E402
 
-from mxfp8fa.kernels.execution import emulation  # noqa: E402
+from mxfp8fa.kernels.execution import compile_once, emulation  # noqa: E402
 from mxfp8fa.kernels.producers import gemm, gemm_blackwell, gemm_quantize  # noqa: E402
 
 
@@ -72,6 +76,30 @@ def test_packed_sequences():
 
 def test_no_tokens():
     assert gemm_quantize(torch.zeros(0, 64).bfloat16(), torch.zeros(32, 64).bfloat16(), axes=(1,)).codes.shape == (0, 32)
+
+
+@pytest.mark.parametrize("axes", [None, ((0,), (1,), (0, 1))], ids=["BF16", "all blocks"])
+def test_wgmma_main_loop_compiles(axes, monkeypatch):
+    """For sm_90a, down to SASS, with every kind of epilogue."""
+    pytest.importorskip("nvidia.cu13", reason="needs nvdisasm")
+    from mxfp8fa.emulator.host import ptx_of
+    from mxfp8fa.kernels.producers import gemm as entry
+    from mxfp8fa.timing.binary import assemble, disassemble
+
+    compiled = []
+
+    def compile_only(function, *args, device, constants, memory):
+        compiled.append(compile_once(function, *args, CUstream(0), constants=constants, target="sm_90a"))
+
+    monkeypatch.setattr(sys.modules[entry.__module__], "launch", compile_only)
+    monkeypatch.setattr(sys.modules[entry.__module__], "target_for", lambda device: "sm_90a")
+    x, weight = operands(130, 288, 96)
+    if axes is None:
+        gemm(x, weight)
+    else:
+        gemm_quantize(x, weight, axes=axes)
+    (function,) = disassemble(assemble(ptx_of(compiled[0]), "sm_90a")).values()
+    assert sum(instruction.mnemonic == "HGMMA" for instruction in function.instructions) >= 8
 
 
 def test_the_tables_in_the_docstring_are_the_records():

@@ -12,6 +12,7 @@ pytest.importorskip("cutlass.cute")
 from test_producer_quantize import FLOATS, assert_equals_numpy, hard  # noqa: E402
 from test_rmsnorm import RSTD_BOUND  # noqa: E402
 
+from mxfp8fa.attention.payloads import quantized  # noqa: E402
 from mxfp8fa.kernels.producers import gemm, gemm_quantize, quantize, rmsnorm_quantize  # noqa: E402
 
 CAPABILITIES = ((9, 0), (10, 0), (10, 3))
@@ -97,3 +98,11 @@ def test_gemm_quantize_of_packed_heads():
     d = gemm(x.cuda(), weight.cuda(), dtype=torch.float32).cpu().view(300, 2, 128)
     operand = gemm_quantize(x.cuda(), weight.cuda(), head_dim=128, axes=(0, 2), cu_seqlens=lengths.cuda())
     assert_equals_numpy(on_cpu(operand), d, axes=(0, 2), cu_seqlens=lengths)
+
+
+@pytest.mark.parametrize("axes", [(1,), (3,), (1, 3)], ids=str)
+def test_attention_quantizes_with_the_kernel(axes):
+    """D = 64 and 128 are all that it takes; heads that lie outside of tokens, as users' tensors do."""
+    for head_dim in (64, 128):
+        x = hard((2, 3, 77, head_dim), torch.bfloat16).transpose(1, 2)
+        assert_equals_numpy(on_cpu(quantized(x.cuda(), axes=axes, rule="rceil")), x, axes=axes)
