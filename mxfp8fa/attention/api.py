@@ -69,28 +69,43 @@ def flash_attn_func(
         NotImplementedError: a second derivative is asked for.
         ModuleNotFoundError: the extra `kernels` is not installed.
     """
-    options = DEFAULT_OPTIONS if options is None else options
-    if not isinstance(options, AttentionOptions):
-        raise ValueError(f"options is a {type(options).__name__}; allowed: AttentionOptions or None")
-    if not isinstance(causal, bool) or not isinstance(return_lse, bool):
-        name, value = ("return_lse", return_lse) if isinstance(causal, bool) else ("causal", causal)
-        raise ValueError(f"{name} = {value!r} must be True or False")
-    if softmax_scale is not None and (isinstance(softmax_scale, bool) or not isinstance(softmax_scale, Real)):
-        raise ValueError(f"softmax_scale = {softmax_scale!r} must be a finite number above 0")
-    scale = None if softmax_scale is None else float(softmax_scale)
-    parts = [_parts(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
+    options, scale = checked_choices(options, softmax_scale, causal=causal, return_lse=return_lse)
+    parts = [parts_of(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
     tensors, scales, axes = zip(*parts, strict=True)
     o, lse = attention_forward(*tensors, *scales, *axes, scale, causal, options.text)
     return (o, lse) if return_lse else o
 
 
-def _parts(name: str, x: Any) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
-    """What a torch operator can be given: floats or codes, packed scales, blocked axes."""
+def checked_choices(
+    options: AttentionOptions | None, softmax_scale: float | None, **choices: Any
+) -> tuple[AttentionOptions, float | None]:
+    """Options and scale of a call.
+
+    Raises:
+        ValueError: options of another type, a scale that is no number, a choice that is neither True nor False.
+    """
+    options = DEFAULT_OPTIONS if options is None else options
+    if not isinstance(options, AttentionOptions):
+        raise ValueError(f"options is a {type(options).__name__}; allowed: AttentionOptions or None")
+    for name, value in choices.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} = {value!r} must be True or False")
+    if softmax_scale is not None and (isinstance(softmax_scale, bool) or not isinstance(softmax_scale, Real)):
+        raise ValueError(f"softmax_scale = {softmax_scale!r} must be a finite number above 0")
+    return options, None if softmax_scale is None else float(softmax_scale)
+
+
+def parts_of(name: str, x: Any, *, packed: bool = False) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+    """What a torch operator can be given: floats or codes, packed scales, blocked axes.
+
+    Raises:
+        ValueError: neither a tensor nor an MXOperand, or one with cu_seqlens where there are none, or the reverse.
+    """
     if isinstance(x, MXOperand):
-        if x.fmt != "e4m3" or x.cu_seqlens is not None:
+        if x.fmt != "e4m3" or (x.cu_seqlens is None) is packed:
             raise ValueError(
                 f"{name} is an MXOperand in {x.fmt} {'without' if x.cu_seqlens is None else 'with'} cu_seqlens; allowed: "
-                "e4m3 without cu_seqlens"
+                f"e4m3 {'with' if packed else 'without'} cu_seqlens"
             )
         return x.codes, [x.scales[rows] for rows in sorted(x.scales)], list(x.axes)
     if not isinstance(x, torch.Tensor):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mxfp8fa.kernels.execution import require_toolchain, target_of
+from mxfp8fa.kernels.jagged import Jagged
 from mxfp8fa.kernels.operands import MXOperand, packed_shapes
 from mxfp8fa.kernels.supported import HEAD_DIMS, check_forward_options
 from mxfp8fa.kernels.torch_quantize import check_floats
@@ -19,9 +20,8 @@ from mxfp8fa.numerics.problem import check_scale_and_mask, check_shapes
 MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
 TMA_ALIGNMENT_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides
 NAMES = ("q", "k", "v")
-# The orientation of its scales that the product reads each operand in, and the axis of (B, S, H, D) that it contracts.
+# The orientation of its scales that the product reads each operand in.
 ROWS = {"q": "tokens", "k": "tokens", "v": "head_dim"}
-CONTRACTED = {"q": 3, "k": 3, "v": 1}
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Call:
         softmax_scale: a number.
         causal: bottom-right aligned mask.
         options: of the attention.
+        sequences: which sequences are packed in (T, H, D) tensors; None for (B, S, H, D).
     """
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -43,6 +44,22 @@ class Call:
     softmax_scale: float
     causal: bool
     options: AttentionOptions
+    sequences: Jagged | None = None
+
+    @property
+    def token_axis(self) -> int:
+        """The axis of tokens; that of D is two further on."""
+        return 1 if self.sequences is None else 0
+
+    def cu_seqlens(self, name: str) -> torch.Tensor | None:
+        """Of q, k or v; None in a dense call, and where all sequences share one block of queries."""
+        if self.sequences is None:
+            return None
+        if name != "q":
+            return self.sequences.cu_seqlens_k
+        if self.sequences.cu_seqlens_q is not None:
+            return self.sequences.cu_seqlens_q
+        return torch.tensor([0, self.sequences.tokens_q], device=self.tensors[0].device)
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -55,15 +72,19 @@ class Call:
     def empty_output(self) -> tuple[torch.Tensor, torch.Tensor]:
         """O and lse, nothing in them yet."""
         q = self.tensors[0]
+        if self.sequences is not None:
+            tokens, heads = self.sequences.tokens_o, q.shape[1]
+            o = torch.empty((tokens, *q.shape[1:]), dtype=self.out_dtype, device=q.device)
+            return o, torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
         batch, seqlen_q, num_heads_q, _ = q.shape
         o = torch.empty(q.shape, dtype=self.out_dtype, device=q.device)
         return o, torch.empty((batch, num_heads_q, seqlen_q), dtype=torch.float32, device=q.device)
 
     def operand(self, index: int) -> MXOperand:
         """q, k or v as the MXOperand that it was given as."""
-        codes, axes = self.tensors[index], self.axes[index]
-        names = sorted(packed_shapes(tuple(codes.shape), axes, None))
-        return MXOperand(codes, dict(zip(names, self.scales[index], strict=True)), axes)
+        codes, axes, lengths = self.tensors[index], self.axes[index], self.cu_seqlens(NAMES[index])
+        names = sorted(packed_shapes(tuple(codes.shape), axes, lengths))
+        return MXOperand(codes, dict(zip(names, self.scales[index], strict=True)), axes, cu_seqlens=lengths)
 
     def check_device(self) -> None:
         """Refuse a device that no kernel runs on, and addresses that TMA cannot take: for tensors with data.
@@ -89,6 +110,7 @@ def check_call(
     softmax_scale: float | None,
     causal: bool,
     options: AttentionOptions,
+    sequences: Jagged | None = None,
 ) -> Call:
     """Check the parts of a call against each other.
 
@@ -96,7 +118,7 @@ def check_call(
         ValueError: says what was given and what is allowed.
     """
     q, k, v = tensors
-    check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape))
+    check_shapes(tuple(q.shape), tuple(k.shape), tuple(v.shape), sequences is not None)
     head_dim = q.shape[-1]
     if head_dim not in HEAD_DIMS:
         raise ValueError(
@@ -106,18 +128,20 @@ def check_call(
     softmax_scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
     check_scale_and_mask(softmax_scale, causal)
     check_softmax_scale(softmax_scale)
-    _check_kinds(tensors, axes)
+    _check_kinds(tensors, axes, 1 if sequences is None else 0)
     check_forward_options(options)
     if options.k_mean and axes[1]:
-        raise ValueError("options.k_mean = True needs k as floats; k is an MXOperand (subtract the mean before quantizing)")
+        raise ValueError(
+            "options.k_mean = True needs k as floats; k is an MXOperand (subtract the mean before quantizing)"
+        )
     for name, x in zip(NAMES, tensors, strict=True):
         if x.numel() > MAX_ELEMENTS:
             raise ValueError(f"{name} has {x.numel()} elements; allowed: at most 2^31 - 1")
-    return Call(tensors, scales, tuple(map(tuple, axes)), softmax_scale, causal, options)
+    return Call(tensors, scales, tuple(map(tuple, axes)), softmax_scale, causal, options, sequences)
 
 
 def _check_kinds(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], axes: tuple[Sequence[int], ...]
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], axes: tuple[Sequence[int], ...], token: int
 ) -> None:
     """Devices, dtypes, and blocks and strides of what is quantized already."""
     devices = {name: x.device for name, x in zip(NAMES, tensors, strict=True)}
@@ -130,10 +154,11 @@ def _check_kinds(
             check_floats(x, name)
             floats[name] = x.dtype
             continue
-        if CONTRACTED[name] not in blocked:
+        contracted, shape = token if name == "v" else token + 2, "(B, S, H, D)" if token else "(T, H, D)"
+        if contracted not in blocked:
             raise ValueError(
-                f"{name} has blocks along axes {tuple(blocked)} of (B, S, H, D), but the product contracts axis "
-                f"{CONTRACTED[name]}; allowed: ({CONTRACTED[name]},), or (1, 3) for squares"
+                f"{name} has blocks along axes {tuple(blocked)} of {shape}, but the product contracts axis {contracted}; "
+                f"allowed: ({contracted},), or ({token}, {token + 2}) for squares"
             )
         _check_strides(name, x)
     if len(set(floats.values())) > 1:

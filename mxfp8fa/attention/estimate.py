@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 from mxfp8fa.attention.checks import Call
@@ -42,15 +43,24 @@ def announced(call: Call, *, backward: bool = False) -> Iterator[None]:
 
 def warp_instructions(call: Call, *, backward: bool = False) -> int:
     """An estimate, from the tiles that the forward or the backward visits."""
-    q, k, _ = call.tensors
-    (batch, seqlen_q, num_heads_q, head_dim), seqlen_k = q.shape, k.shape[1]
-    sequence = Sequence(0, 0, seqlen_q, 0, seqlen_k, call.causal)
-    q_tiles = range(-(-seqlen_q // call.options.tile_m))
-    tiles = sum(len(visited_kv_tiles(sequence, q_tile, call.options)) for q_tile in q_tiles)
+    (num_heads_q, head_dim), tile_m = call.tensors[0].shape[-2:], call.options.tile_m
+    q_tiles = tiles = 0
+    for (seqlen_q, seqlen_k), count in _lengths(call).items():
+        sequence = Sequence(0, 0, seqlen_q, 0, seqlen_k, call.causal)
+        own = range(-(-seqlen_q // tile_m))
+        q_tiles += count * len(own)
+        tiles += count * sum(len(visited_kv_tiles(sequence, q_tile, call.options)) for q_tile in own)
     if backward:
-        return batch * num_heads_q * tiles * BACKWARD_TILE_INSTRUCTIONS[head_dim]
-    each = len(q_tiles) * QUERY_TILE_INSTRUCTIONS[head_dim] + tiles * TILE_INSTRUCTIONS[head_dim]
-    return batch * num_heads_q * each
+        return num_heads_q * tiles * BACKWARD_TILE_INSTRUCTIONS[head_dim]
+    return num_heads_q * (q_tiles * QUERY_TILE_INSTRUCTIONS[head_dim] + tiles * TILE_INSTRUCTIONS[head_dim])
+
+
+def _lengths(call: Call) -> Counter[tuple[int, int]]:
+    """How many sequences there are of every (seqlen_q, seqlen_k)."""
+    q, k, _ = call.tensors
+    if call.sequences is None:
+        return Counter({(q.shape[1], k.shape[1]): q.shape[0]})
+    return Counter(zip(*(x.diff().tolist() for x in call.sequences.offsets()), strict=True))
 
 
 def _duration(seconds: float) -> str:

@@ -9,7 +9,9 @@ from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.torch_quantize import dequantize_blocks, quantize, quantize_blocks
 
 
-def quantized(x: torch.Tensor, *, axes: tuple[int, ...], rule: str) -> MXOperand:
+def quantized(
+    x: torch.Tensor, *, axes: tuple[int, ...], rule: str, cu_seqlens: torch.Tensor | None = None
+) -> MXOperand:
     """`x` in MXFP8, the last block of tokens partial: by the producers' kernel on a GPU, by torch operations on a CPU.
 
     Code for code the same; in the emulator the kernel would take longer than the attention's.
@@ -17,44 +19,49 @@ def quantized(x: torch.Tensor, *, axes: tuple[int, ...], rule: str) -> MXOperand
     if x.is_cuda:
         from mxfp8fa.kernels import producers
 
-        return producers.quantize(x, axes=axes, rule=rule)
-    return quantize(x, axes=axes, rule=rule, tail="partial")
+        return producers.quantize(x, axes=axes, rule=rule, cu_seqlens=cu_seqlens)
+    return quantize(x, axes=axes, rule=rule, tail="partial", cu_seqlens=cu_seqlens)
 
 
 def payloads(call: Call) -> tuple[list[MXOperand], torch.Tensor | None]:
     """The operands that the kernel reads, and what has to be added to its lse (None: nothing)."""
-    options = call.options
-    qk_axes = (3,) if options.resolved_qk_blocks(call.causal) == "1x32" else (1, 3)
-    v_axes = (1,) if options.v_blocks == "1x32" else (1, 3)
+    options, along_tokens, along_d, square = call.options, *_axes(call)
+    qk_axes = along_d if options.resolved_qk_blocks(call.causal) == "1x32" else square
+    v_axes = along_tokens if options.v_blocks == "1x32" else square
     tensors, lse_shift = list(call.tensors), None
     if options.k_mean:
         tensors[1], lse_shift = _remove_k_mean(call, qk_axes)
     operands = []
     for i, (name, x) in enumerate(zip(NAMES, tensors, strict=True)):
         axes = v_axes if name == "v" else qk_axes
-        made = call.operand(i) if call.axes[i] else quantized(x, axes=axes, rule=options.rule)
-        operands.append(made)
+        operands.append(call.operand(i) if call.axes[i] else _payload(call, name, x, axes))
     return operands, lse_shift
 
 
 def backward_payloads(call: Call) -> tuple[dict[str, MXOperand], torch.Tensor | None]:
     """The operands of the backward of a call on floats, by its names, and what its lse has to be less (None: nothing)."""
-    options = call.options
+    options, along_tokens, along_d, both = call.options, *_axes(call)
     square = options.resolved_qk_blocks(call.causal) == "square"
-    qk_axes = (1, 3) if square else (3,)
+    qk_axes = both if square else along_d
     (q, k, v), lse_shift = call.tensors, None
     if options.k_mean:
         k, lse_shift = _remove_k_mean(call, qk_axes)
-
-    def payload(x: torch.Tensor, axes: tuple[int, ...]) -> MXOperand:
-        return quantized(x, axes=axes, rule=options.rule)
-
-    operands = {"q": payload(q, qk_axes), "k": payload(k, qk_axes)}
-    operands["v"] = payload(v, (3,) if options.resolved_grad_v_blocks == "1x32" else (1, 3))
+    operands = {"q": _payload(call, "q", q, qk_axes), "k": _payload(call, "k", k, qk_axes)}
+    operands["v"] = _payload(call, "v", v, along_d if options.resolved_grad_v_blocks == "1x32" else both)
     if not square:
-        second_axes = (1, 3) if options.grad_qk_blocks == "square" else (1,)
-        operands |= {"q_second": payload(q, second_axes), "k_second": payload(k, second_axes)}
+        second_axes = both if options.grad_qk_blocks == "square" else along_tokens
+        operands |= {f"{name}_second": _payload(call, name, x, second_axes) for name, x in (("q", q), ("k", k))}
     return operands, lse_shift
+
+
+def _axes(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Blocks along the tokens, along D, and square ones."""
+    token = call.token_axis
+    return (token,), (token + 2,), (token, token + 2)
+
+
+def _payload(call: Call, name: str, x: torch.Tensor, axes: tuple[int, ...]) -> MXOperand:
+    return quantized(x, axes=axes, rule=call.options.rule, cu_seqlens=call.cu_seqlens(name))
 
 
 def _remove_k_mean(call: Call, q_axes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,11 +19,16 @@ class StandIn(ModuleType):
         super().__init__("mxfp8fa.kernels.forward")
         self.calls = []
 
-    def forward(self, q, k, v, *, softmax_scale, causal, options, out_dtype):
+    def forward(self, q, k, v, *, softmax_scale, causal, options, out_dtype, sequences=None):
         self.calls.append((q, k, v, softmax_scale, causal, options, out_dtype))
         tensors = (x.to_mx_tensor() for x in (q, k, v))
         options = replace(options, k_mean=False, out_dtype="auto")  # done by the API, and done below
-        o, lse = attention_mxfp8(*tensors, softmax_scale=softmax_scale, causal=causal, options=options)
+        cu = (
+            {}
+            if sequences is None
+            else dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(np.asarray, sequences.offsets()), strict=True))
+        )
+        o, lse = attention_mxfp8(*tensors, softmax_scale=softmax_scale, causal=causal, options=options, **cu)
         return torch.from_numpy(o.astype(np.float32)).to(out_dtype), torch.from_numpy(lse)
 
 

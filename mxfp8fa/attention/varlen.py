@@ -1,0 +1,232 @@
+"""`flash_attn_varlen_func`: packed sequences of any lengths, in the form that users of flash-attn know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from mxfp8fa.attention.api import Input, checked_choices, parts_of
+from mxfp8fa.attention.checks import Call, check_call
+from mxfp8fa.attention.payloads import payloads
+from mxfp8fa.kernels.jagged import Jagged
+from mxfp8fa.numerics.options import AttentionOptions
+
+OFFSET_DTYPES = (torch.int32, torch.int64)
+MAX_TOKENS = 2**31 - 1
+_options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
+
+
+def flash_attn_varlen_func(
+    q: Input,
+    k: Input,
+    v: Input,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    return_lse: bool = False,
+    *,
+    broadcast_q: bool = False,
+    validate: bool = False,
+    options: AttentionOptions | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """O = softmax(softmax_scale * Q K^T) V in MXFP8 for every sequence of a packed batch.
+
+    Sequences lie end to end. Nothing is gathered or padded but scales, of which every sequence has whole tiles of 128 tokens;
+    each gets bit for bit what `flash_attn_func` gives it alone. Lengths are any, 0 too, on either side. Forward only: it has
+    no gradient yet.
+
+    Args:
+        q: (Tq, Hq, D), D = 64 or 128; with broadcast_q one block (Sq, Hq, D) that all sequences share. Floats are
+            quantized first, blocks along the tokens restarting at every sequence; an `MXOperand` has cu_seqlens.
+        k: (Tk, Hkv, D); Hkv divides Hq.
+        v: the shape of k.
+        cu_seqlens_q: (B + 1,) int32 or int64, where every sequence's queries begin, and Tq; None with broadcast_q.
+        cu_seqlens_k: (B + 1,), where its keys begin, and Tk.
+        max_seqlen_q: the longest sequence of queries, or more. As in flash-attn; the kernels do not need it.
+        max_seqlen_k: of keys.
+        softmax_scale: 1 / sqrt(D) if None.
+        causal: query i sees key j when j <= i + seqlen_k - seqlen_q, in every sequence.
+        return_lse: also return lse.
+        broadcast_q: all sequences share their queries.
+        validate: look at the offsets of CUDA tensors too, which waits for the device; those of CPU tensors are always
+            looked at. Offsets that are wrong and not looked at make the result undefined.
+        options: how it rounds; `AttentionOptions()` if None. k_mean is not available.
+
+    Returns:
+        O, the shape of q, or (B * Sq, Hq, D) with broadcast_q, in options.out_dtype; with return_lse also lse (Hq, rows of O)
+        float32. A query that sees no key has O = 0 and lse = -inf.
+
+    Raises:
+        ValueError: something that is not allowed; says what is. Nothing has been compiled then.
+        RuntimeError: a gradient is asked for.
+        ModuleNotFoundError: the extra `kernels` is not installed.
+    """
+    options, scale = checked_choices(
+        options, softmax_scale, causal=causal, return_lse=return_lse, broadcast_q=broadcast_q, validate=validate
+    )
+    if broadcast_q != (cu_seqlens_q is None):
+        given = "None" if cu_seqlens_q is None else "a tensor"
+        raise ValueError(
+            f"cu_seqlens_q is {given} and broadcast_q = {broadcast_q}; allowed: None exactly if broadcast_q"
+        )
+    for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if isinstance(longest, bool) or not isinstance(longest, int | torch.SymInt) or longest < 0:
+            raise ValueError(f"{name} = {longest!r}; allowed: an integer, 0 or more")
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(offsets, torch.Tensor) and (offsets is not None or name == "cu_seqlens_k"):
+            raise ValueError(f"{name} is a {type(offsets).__name__}; allowed: a torch tensor")
+    parts = [parts_of(name, x, packed=True) for name, x in (("q", q), ("k", k), ("v", v))]
+    tensors, scales, axes = zip(*parts, strict=True)
+    o, lse = attention_varlen_forward(
+        *tensors,
+        *scales,
+        *axes,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        scale,
+        causal,
+        validate,
+        options.text,
+    )
+    return (o, lse) if return_lse else o
+
+
+@torch.library.custom_op("mxfp8fa::attention_varlen_forward", mutates_args=())
+def attention_varlen_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_scales: Sequence[torch.Tensor],
+    k_scales: Sequence[torch.Tensor],
+    v_scales: Sequence[torch.Tensor],
+    q_axes: Sequence[int],
+    k_axes: Sequence[int],
+    v_axes: Sequence[int],
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None,
+    causal: bool,
+    validate: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and lse: see `flash_attn_varlen_func`. Scales and axes are empty for floats."""
+    parts = (q, k, v), (q_scales, k_scales, v_scales), (q_axes, k_axes, v_axes)
+    call = _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options)
+    if validate or q.device.type == "cpu":
+        check_values(call, max_seqlen_q, max_seqlen_k)
+    o, lse = call.empty_output()
+    if o.numel() == 0:
+        return o, lse
+    if k.numel() == 0:
+        return o.zero_(), lse.fill_(float("-inf"))
+    call.check_device()
+    operands, _ = payloads(call)
+
+    from mxfp8fa.attention.estimate import announced
+    from mxfp8fa.kernels.forward import forward
+
+    with announced(call):
+        return forward(
+            *operands, softmax_scale=call.softmax_scale, causal=causal, options=call.options, out_dtype=call.out_dtype,
+            sequences=call.sequences,
+        )  # fmt: skip
+
+
+@attention_varlen_forward.register_fake
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_scales: Sequence[torch.Tensor],
+    k_scales: Sequence[torch.Tensor],
+    v_scales: Sequence[torch.Tensor],
+    q_axes: Sequence[int],
+    k_axes: Sequence[int],
+    v_axes: Sequence[int],
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None,
+    causal: bool,
+    validate: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes and dtypes of the results, with the checks that need no values."""
+    parts = (q, k, v), (q_scales, k_scales, v_scales), (q_axes, k_axes, v_axes)
+    return _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options).empty_output()
+
+
+def _call(
+    parts: tuple[Any, Any, Any],
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    options: str,
+) -> Call:
+    """The checked call, by shapes, dtypes and devices.
+
+    Raises:
+        ValueError: says what was given and what is allowed.
+    """
+    q, k, _ = parts[0]
+    chosen = _options_from(options)
+    if chosen.k_mean:
+        raise ValueError("options.k_mean = True; allowed with packed sequences: False")
+    lengths = None
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if x is None:
+            continue
+        if x.dtype not in OFFSET_DTYPES or x.ndim != 1 or len(x) < 1:
+            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}; allowed: int32 or int64 (B + 1,)")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} and q on {q.device}; allowed: one device")
+        if lengths is not None and len(x) != lengths:
+            raise ValueError(f"cu_seqlens_q has {lengths} elements and cu_seqlens_k {len(x)}; allowed: B + 1 each")
+        lengths = len(x)
+    tokens_q, tokens_k = (x.shape[0] if x.ndim else 0 for x in (q, k))
+    sequences = Jagged(cu_seqlens_q, cu_seqlens_k, tokens_q, tokens_k, exact=q.device.type == "cpu")
+    if max(sequences.tokens_o, tokens_k) > MAX_TOKENS:
+        raise ValueError(f"there are {max(sequences.tokens_o, tokens_k)} tokens; allowed: at most 2^31 - 1")
+    return check_call(*parts, softmax_scale, causal, chosen, sequences)
+
+
+def check_values(call: Call, max_seqlen_q: int, max_seqlen_k: int) -> None:
+    """Look at the offsets, wherever they are.
+
+    Raises:
+        ValueError: they do not start at 0, fall, do not end at the number of tokens, or a sequence is longer than said.
+    """
+    sequences = call.sequences
+    assert sequences is not None
+    q, k, _ = call.tensors
+    given = (("q", sequences.cu_seqlens_q, len(q), max_seqlen_q), ("k", sequences.cu_seqlens_k, len(k), max_seqlen_k))
+    for side, offsets, tokens, longest in given:
+        lengths = [tokens]
+        if offsets is not None:
+            values = offsets.tolist()
+            lengths = [b - a for a, b in pairwise(values)]
+            falls = next((i for i, n in enumerate(lengths) if n < 0), None)
+            name = f"cu_seqlens_{side}"
+            if values[0] != 0:
+                raise ValueError(f"{name} starts at {values[0]}; allowed: 0")
+            if falls is not None:
+                raise ValueError(
+                    f"{name} falls from {values[falls]} to {values[falls + 1]} at sequence {falls}; it must not"
+                )
+            if values[-1] != tokens:
+                raise ValueError(f"{name} ends at {values[-1]}; allowed: {tokens}, the number of tokens of {side}")
+        if lengths and max(lengths) > longest:
+            raise ValueError(f"max_seqlen_{side} = {longest}; the longest sequence has {max(lengths)} tokens")

@@ -1,0 +1,128 @@
+"""flash_attn_varlen_func: what it takes, what it refuses, and with its kernel what it computes."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mxfp8fa.attention import AttentionOptions, emulation, flash_attn_func, flash_attn_varlen_func, quantize  # noqa: E402
+from mxfp8fa.attention.varlen import attention_varlen_forward  # noqa: E402
+from mxfp8fa.numerics import attention_mxfp8, attention_reference, sqnr_db  # noqa: E402
+from mxfp8fa.numerics.formats import round_values  # noqa: E402
+
+QUERIES, KEYS = (0, 40, 3, 0), (5, 70, 0, 0)
+
+
+def cumulative(lengths, dtype=torch.int32):
+    return torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=dtype)
+
+
+def inputs(queries=QUERIES, keys=KEYS, dtype=torch.float32, heads=(2, 1), offsets=torch.int32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (sum(queries), heads[0], 64), (sum(keys), heads[1], 64), (sum(keys), heads[1], 64)
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    cu = cumulative(queries, offsets), cumulative(keys, offsets)
+    return *tensors, *cu, max(queries), max(keys)
+
+
+def model(q, k, v, cu_q, cu_k, *_, **keywords):
+    arrays = [x.float().numpy() for x in (q, k, v)]
+    return attention_mxfp8(*arrays, cu_seqlens_q=cu_q.numpy(), cu_seqlens_k=cu_k.numpy(), **keywords)
+
+
+@pytest.mark.parametrize("offsets", [torch.int32, torch.int64])
+@pytest.mark.parametrize("causal", [False, True])
+def test_payloads_are_those_of_the_model(stand_in, causal, offsets):
+    arguments = inputs(offsets=offsets)
+    o, lse = flash_attn_varlen_func(*arguments, causal=causal, return_lse=True)
+    expected, expected_lse = model(*arguments, causal=causal)
+    np.testing.assert_array_equal(o.numpy(), expected)
+    np.testing.assert_array_equal(lse.numpy(), expected_lse)
+
+
+def test_with_its_kernel_every_sequence_is_what_it_is_alone():
+    """Bit for bit the dense function and the model; the checker silent; near float64."""
+    pytest.importorskip("cutlass.cute")
+    arguments = inputs((70, 0, 1), (150, 20, 129), dtype=torch.bfloat16)
+    q, k, v, cu_q, cu_k, *_ = arguments
+    with emulation(check="races") as report:
+        o, lse = flash_attn_varlen_func(*arguments, return_lse=True)
+    assert report.races == [] and len(report.launches) == 1 and o.dtype == torch.bfloat16
+    expected, expected_lse = model(*arguments)
+    np.testing.assert_array_equal(o.float().numpy(), round_values(expected, "bfloat16"))
+    np.testing.assert_array_equal(lse.numpy(), expected_lse)
+    for i in (0, 2):
+        own, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        alone, alone_lse = flash_attn_func(q[None, own], k[None, keys], v[None, keys], return_lse=True)
+        assert torch.equal(o[own], alone[0]) and torch.equal(lse[:, own], alone_lse[0])
+        exact, _ = attention_reference(*(x.float().numpy() for x in (q[None, own], k[None, keys], v[None, keys])))
+        assert sqnr_db(o[own].float().numpy(), exact[0]) > 20
+
+
+def test_shared_queries():
+    pytest.importorskip("cutlass.cute")
+    q, k, v, _, cu_k, _, longest = inputs((40,), (30, 0, 50), torch.bfloat16)
+    o, lse = flash_attn_varlen_func(q, k, v, None, cu_k, 40, longest, broadcast_q=True, return_lse=True)
+    assert o.shape == (120, 2, 64) and lse.shape == (2, 120)
+    copies = flash_attn_varlen_func(q.repeat(3, 1, 1), k, v, cumulative((40,) * 3), cu_k, 40, longest)
+    assert torch.equal(o, copies)
+
+
+def test_quantized_operands(stand_in):
+    q, k, v, cu_q, cu_k, *longest = inputs()
+    operands = [
+        quantize(x, axes=axes, tail="partial", cu_seqlens=cu)
+        for x, axes, cu in ((q, (0, 2), cu_q), (k, (0, 2), cu_k), (v, 0, cu_k))
+    ]
+    o = flash_attn_varlen_func(*operands, cu_q, cu_k, *longest, options=AttentionOptions(out_dtype="float32"))
+    assert torch.equal(o, flash_attn_varlen_func(q, k, v, cu_q, cu_k, *longest))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [((), ()), ((0, 0), (0, 0)), ((0, 0), (3, 4)), ((3, 4), (0, 0))])
+def test_nothing_to_do_needs_no_kernel(queries, keys):
+    q, k, v, cu_q, cu_k, *_ = inputs(queries or (0,), keys or (0,))
+    cu_q, cu_k = (x[: len(queries) + 1] for x in (cu_q, cu_k))
+    o, lse = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 9, 9, return_lse=True)
+    assert o.shape == q.shape and (o == 0).all() and torch.isneginf(lse).all()
+
+
+def change(index, value):
+    def put(arguments):
+        arguments[index] = value
+
+    return put
+
+
+WRONG = [
+    (change(3, torch.tensor([1, 40, 40, 43, 43])), "cu_seqlens_q starts at 1; allowed: 0"),
+    (change(4, torch.tensor([0, 5, 3, 75, 75])), "cu_seqlens_k falls from 5 to 3 at sequence 1"),
+    (change(4, torch.tensor([0, 5, 75, 75, 76])), "cu_seqlens_k ends at 76; allowed: 75"),
+    (change(3, torch.tensor([0, 40, 43])), "cu_seqlens_q has 3 elements and cu_seqlens_k 5"),
+    (change(3, torch.tensor([0.0, 40.0])), "cu_seqlens_q is torch.float32"),
+    (change(3, None), "cu_seqlens_q is None and broadcast_q = False"),
+    (change(4, [0, 75]), "cu_seqlens_k is a list"),
+    (change(5, 39), "max_seqlen_q = 39; the longest sequence has 40"),
+    (change(6, 2.5), r"max_seqlen_k = 2.5; allowed: an integer"),
+    (change(0, torch.zeros(43, 2, 96)), "they must be equal"),
+    (change(0, torch.zeros(1, 43, 2, 64)), r"with cu_seqlens it must be \(T, H, D\)"),
+]
+
+
+@pytest.mark.parametrize(("put", "message"), WRONG)
+def test_what_is_refused(put, message):
+    arguments = list(inputs())
+    put(arguments)
+    with pytest.raises(ValueError, match=message):
+        flash_attn_varlen_func(*arguments)
+
+
+def test_options_and_gradients_that_are_not_there():
+    arguments = inputs()
+    with pytest.raises(ValueError, match="k_mean = True; allowed with packed sequences: False"):
+        flash_attn_varlen_func(*arguments, options=AttentionOptions(k_mean=True))
+
+
+def test_the_operator_has_a_shape_without_data(stand_in):
+    q, k, v, *rest = inputs()
+    arguments = (q, k, v, [], [], [], [], [], [], *rest, 0.1, True, False, AttentionOptions().text)
+    torch.library.opcheck(attention_varlen_forward, arguments, test_utils=("test_schema", "test_faketensor"))
