@@ -18,6 +18,7 @@ OURS: dict[str, AttentionOptions] = {
     "exact": AttentionOptions(),
     "exact, rounded sum": AttentionOptions(row_sum="rounded"),
     "exact, float16 sum": AttentionOptions(**_HALF),
+    "exact, dynamic scale": AttentionOptions(p_scale="dynamic"),
     "25 % polynomial": AttentionOptions(exp2=0.25),
     "25 % direct": AttentionOptions(**_DIRECT, direct_share=0.25),
     "50 % direct": AttentionOptions(**_DIRECT, direct_share=0.5),

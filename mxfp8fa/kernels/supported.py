@@ -8,7 +8,6 @@ from mxfp8fa.numerics.options import AttentionOptions
 
 HEAD_DIMS = (64, 128)
 FORWARD: dict[str, tuple[Any, ...]] = {
-    "p_scale": ("constant",),
     "sum_format": ("float32", "float16"),
     "tile_m": (128,),
     "tile_n": (128,),

@@ -80,7 +80,6 @@ def test_tensors_that_are_refused(stand_in, tensors, message):
         ({"causal": None}, "causal = None must be True or False"),
         ({"return_lse": "yes"}, "return_lse = 'yes' must be True or False"),
         ({"options": {"rule": "floor"}}, "options is a dict; allowed: AttentionOptions or None"),
-        ({"options": AttentionOptions(p_scale="dynamic")}, "options.p_scale = 'dynamic' is not in the kernel; allowed: 'constant'"),
         ({"options": AttentionOptions(tile_n=96)}, "options.tile_n = 96 is not in the kernel; allowed: 128"),
         ({"options": AttentionOptions(kv_order="ascending")}, "options.kv_order = 'ascending' is not in the kernel"),
     ],

@@ -143,10 +143,11 @@ def make_call(
     o = torch.empty(o_shape, dtype=out_dtype, device=device)
     lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
     ctas = sm_count(device) if ctas is None else ctas
+    dynamic = options.p_scale == "dynamic"
     config = plan.Config(
-        head_dim, OUT_DTYPES[out_dtype], causal, options.p_offset, options.rescale_threshold,
+        head_dim, OUT_DTYPES[out_dtype], causal, 0 if dynamic else options.p_offset, options.rescale_threshold,
         options.row_sum == "rounded", options.sum_format == "float16", options.polynomial_columns,
-        options.direct_columns, options.direct_bias, options.direct_codes == "subnormal", interleave,
+        options.direct_columns, options.direct_bias, options.direct_codes == "subnormal", dynamic, interleave,
     )  # fmt: skip
     if not o.numel() or not seqlen_k:
         return Call((), (config,), o, lse)

@@ -30,6 +30,7 @@ def direct_words(
     words: cute.Tensor,
     m: cutlass.Float32,
     scale_log2: cutlass.Float32,
+    offsets: list,
     config: cutlass.Constexpr[Config],
 ) -> None:
     """Direct codes of the last columns of every 16, into their words.
@@ -39,15 +40,17 @@ def direct_words(
         words: (n / 4,) Int32, four codes each; words of other columns are left alone.
         m: what scores are measured from, small enough for one fma.
         scale_log2: softmax_scale * log2(e).
-        config: p_offset, and what is said of direct codes.
+        offsets: log2 of the factor on P, one for all columns or one for each equal part of them.
+        config: what is said of direct codes.
     """
     unit = SUBNORMAL_UNIT if config.subnormal else 1.0
-    at_zero = np.float32(E4M3_BIAS + config.direct_bias) + np.float32(config.p_offset)
     slope = scale_log2 * cutlass.Float32(GAIN * unit)
-    addend = cute.math.fma(-m, slope, cutlass.Float32(float(np.float32(GAIN) * at_zero) * unit))
+    at_zero = cutlass.Float32(float(np.float32(E4M3_BIAS + config.direct_bias)))
+    addends = [cute.math.fma(-m, slope, (at_zero + offset) * cutlass.Float32(GAIN * unit)) for offset in offsets]
     for word in cutlass.range_constexpr(cute.size(words)):
         first = word * CODES_PER_WORD
         if cutlass.const_expr(first % SHARE_PERIOD >= SHARE_PERIOD - config.direct_columns):
+            addend = addends[word * len(addends) // cute.size(words)]
             y0, y1 = cute.arch.fma_packed_f32x2((row[first], row[first + 1]), (slope, slope), (addend, addend))
             y2, y3 = cute.arch.fma_packed_f32x2((row[first + 2], row[first + 3]), (slope, slope), (addend, addend))
             words[word] = packed_subnormals(y0, y1, y2, y3) if config.subnormal else packed_integers(y0, y1, y2, y3)

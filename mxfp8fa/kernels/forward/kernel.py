@@ -88,14 +88,14 @@ def attention_forward(
 
 
 def make_layouts(qk: cute.TiledMma, pv: cute.TiledMma, head_dim: int, o_type: type[cutlass.Numeric]) -> tuple:
-    """Shared memory for Q, K, V, their scales, and chunks of O."""
+    """Shared memory for Q, K, V and chunks of O, and for the scales of Q, K, V and P."""
     qk_tile, pv_tile = (TILE_M, TILE_N, head_dim), (TILE_M, head_dim, TILE_N)
     return (
         blackwell.make_smem_layout_a(qk, qk_tile, E4M3, Q_TILES),
         blackwell.make_smem_layout_b(qk, qk_tile, E4M3, KV_STAGES),
         blackwell.make_smem_layout_b(pv, pv_tile, E4M3, KV_STAGES),
-        *(blockscaled_layout.make_smem_layout_sfa(qk, TILE, BLOCK, n) for n in (Q_TILES, KV_STAGES, KV_STAGES)),
         blackwell.make_smem_layout_epi(o_type, LayoutEnum.ROW_MAJOR, chunk_shape(o_type), CHUNK_STAGES),
+        *(blockscaled_layout.make_smem_layout_sfa(qk, TILE, BLOCK, n) for n in (Q_TILES, KV_STAGES, KV_STAGES, Q_TILES)),
     )
 
 
@@ -110,7 +110,7 @@ def make_copies(
     """The TMA copies of Q, K, V and O, and these tensors as the copies see them."""
     qk_tile, pv_tile = (TILE_M, TILE_N, head_dim), (TILE_M, head_dim, TILE_N)
     into = cpasync.CopyBulkTensorTileG2SOp()
-    (mQ, mK, mV), (q_layout, k_layout, v_layout, *_, o_layout) = matrices, layouts
+    (mQ, mK, mV), (q_layout, k_layout, v_layout, o_layout, *_) = matrices, layouts
     copies = (
         cute.nvgpu.make_tiled_tma_atom_A(into, mQ, q_layout, qk_tile, qk),
         cute.nvgpu.make_tiled_tma_atom_B(into, mK, k_layout, qk_tile, qk),
@@ -142,7 +142,7 @@ def forward_kernel(
     tiles, scales, sO = allocate_tiles(smem, layouts, config.o_type)
     tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
     cta = Fixed(
-        config=config, scale_log2=scale_log2, tmem=tmem, sO=sO,
+        config=config, scale_log2=scale_log2, tmem=tmem, sO=sO, p_scales=scales[3].iterator,
         events=events_of(storage),
         work=Scheduler(sizes, config.causal) if mTable is None else JaggedScheduler(mTable, sizes, config.causal),
         acc_scale=storage.acc_scale.data_ptr(), row_max=storage.row_max.data_ptr(), row_sum=storage.row_sum.data_ptr(),
@@ -157,11 +157,11 @@ def forward_kernel(
     else:
         cute.arch.setmaxregister_decrease(plan.OTHER_REGISTERS)
         if warp == plan.MMA_WARP:
-            multiply(cta, Operands(products, tiles, scales, layouts[3], tmem, config.head_dim))
+            multiply(cta, Operands(products, tiles, scales, layouts[4], tmem, config))
         elif warp == plan.EPILOGUE_WARP:
             store(cta, tma[3], matrices[3], chunk_shape(config.o_type))
         elif warp == plan.LOAD_WARP:
-            load(cta, *sources(products, tma, matrices, atoms, tiles, scales, config.head_dim))
+            load(cta, *sources(products, tma, matrices, atoms, tiles, scales[:3], config.head_dim))
     free_tmem(tmem, TMEM.allocation, warp)
 
 
@@ -169,11 +169,11 @@ forward_kernel.set_name_prefix("attention_forward", remove_cutlass_symbol=True, 
 
 
 def allocate_tiles(smem: memory.SmemAllocator, layouts: tuple, o_type: type) -> tuple[tuple, tuple, cute.Tensor]:
-    """Shared memory for codes and scales of Q, K, V, and for chunks of O."""
-    *codes, sf_q, sf_k, sf_v, o = layouts
-    tiles = tuple(smem.allocate_tensor(E4M3, x.outer, byte_alignment=1024, swizzle=x.inner) for x in codes)
+    """Shared memory for codes of Q, K, V, for scales of these and of P, and for chunks of O."""
+    q, k, v, o, *scales = layouts
+    tiles = tuple(smem.allocate_tensor(E4M3, x.outer, byte_alignment=1024, swizzle=x.inner) for x in (q, k, v))
     sO = smem.allocate_tensor(o_type, o.outer, byte_alignment=1024, swizzle=o.inner)
-    return tiles, tuple(smem.allocate_tensor(E8M0, x, byte_alignment=128) for x in (sf_q, sf_k, sf_v)), sO
+    return tiles, tuple(smem.allocate_tensor(E8M0, x, byte_alignment=128) for x in scales), sO
 
 
 def sources(

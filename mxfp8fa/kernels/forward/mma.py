@@ -14,7 +14,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
 from mxfp8fa.kernels.forward.events import Carried, Fixed
-from mxfp8fa.kernels.forward.plan import KV_STAGES, SFK_COLUMN, SFQ_COLUMN, TILE_N, TMEM
+from mxfp8fa.kernels.forward.plan import KV_STAGES, SFK_COLUMN, SFQ_COLUMN, TILE_N, TMEM, Config
 from mxfp8fa.kernels.steps.step3_block_scaled import E8M0, scale_columns_a, scale_columns_b
 from mxfp8fa.kernels.steps.step4_quantizer import codes_operand
 from mxfp8fa.layouts import ATOM_BYTES
@@ -27,20 +27,20 @@ class Operands(Fixed):
     Args:
         products: S = Q K^T and O = P V.
         tiles: sQ, sK, sV, codes in shared memory, in stages.
-        scales: sSFQ, sSFK, sSFV, likewise.
+        scales: sSFQ, sSFK, sSFV, sSFP, likewise.
         sf_layout: of an atom of scales in shared memory.
         tmem: first column.
-        head_dim: D.
+        config: head_dim, and whether scales of P are in shared memory or in tensor memory already.
     """
 
     def __init__(
-        self, products: tuple, tiles: tuple, scales: tuple, sf_layout: cute.Layout, tmem: cute.Pointer, head_dim: int
+        self, products: tuple, tiles: tuple, scales: tuple, sf_layout: cute.Layout, tmem: cute.Pointer, config: Config
     ) -> None:
         (qk, pv), (sQ, sK, sV) = products, tiles
-        super().__init__(qk=qk, pv=pv, tmem=tmem, sf_layout=sf_layout)
-        self.sSFQ, self.sSFK, self.sSFV = scales
+        super().__init__(qk=qk, pv=pv, tmem=tmem, sf_layout=sf_layout, dynamic=config.dynamic)
+        self.sSFQ, self.sSFK, self.sSFV, self.sSFP = scales
         self.rQ, self.rK, self.rV = qk.make_fragment_A(sQ), qk.make_fragment_B(sK), pv.make_fragment_B(sV)
-        s_shape, o_shape = qk.partition_shape_C((128, TILE_N)), pv.partition_shape_C((128, head_dim))
+        s_shape, o_shape = qk.partition_shape_C((128, TILE_N)), pv.partition_shape_C((128, config.head_dim))
         self.s_layout, self.o_layout = qk.make_fragment_C(s_shape).layout, pv.make_fragment_C(o_shape).layout
 
     def scores(self, i: int, q_stage: int, k_stage: cutlass.Int32, scale_column: cutlass.Int32) -> None:
@@ -55,10 +55,12 @@ class Operands(Fixed):
         multiply_blocks(self.qk, tStS, q, k, False)
 
     def output(self, i: int, v_stage: cutlass.Int32, accumulate: cutlass.Boolean) -> None:
-        """O of Q tile i = P V, or O + P V; the scales of P are there, those of V are copied."""
+        """O of Q tile i = P V, or O + P V. Scales of V are copied; those of P, if a block has its own, else they are there."""
         sf_p = scale_columns_a(self.qk, self.tmem + TMEM[f"SFP{i}"].start, self.sf_layout)
         sf_v = scale_columns_b(self.qk, self.tmem + TMEM[f"SFV{i}"].start, self.sf_layout)
         copy_scales(self.sSFV, sf_v, v_stage)
+        if self.dynamic:
+            copy_scales(self.sSFP, sf_p, i)
         tOtO = cute.make_tensor(self.tmem + TMEM[f"O{i}"].start, self.o_layout)
         p = codes_operand(self.pv, self.tmem + TMEM[f"P{i}"].start)[None, None, None, 0], sf_p[None, None, None, 0]
         v = self.rV[None, None, None, v_stage], sf_v[None, None, None, 0]

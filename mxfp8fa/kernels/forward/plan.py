@@ -5,7 +5,7 @@ to be there, P and four kinds of scales, lies in columns whose own content is de
 
     name    lies over  the content there is dead because
     P0      S0         the softmax threads that write P have S in registers
-    SFP0    S0         likewise; written with P
+    SFP0    S0         likewise; written with P, or, scales of their own, copied with SFV0
     SFV0    S0         likewise, and p_full[0] said so to the mma warp, which has it copied
     SFQ0    S1         S of the other queries is in registers: s_read[1], the one barrier that only the bargain needs
     SFK0    S1         likewise
@@ -55,7 +55,7 @@ def _tile_columns(i: int) -> list[Columns]:
     cp, mma = "tcgen05.cp", "tcgen05.mma"
     return [
         Columns(f"P{i}", s + P_COLUMN, TILE_N // 4, "tcgen05.st", mma, "codes of P, four keys to a column", over=f"S{i}"),
-        Columns(f"SFP{i}", s + SFP_COLUMN, ATOM_COLUMNS, "tcgen05.st", mma, "scales of P", over=f"S{i}"),
+        Columns(f"SFP{i}", s + SFP_COLUMN, ATOM_COLUMNS, f"tcgen05.st, {cp}", mma, "scales of P", over=f"S{i}"),
         Columns(f"SFV{i}", s + SFV_COLUMN, ATOM_COLUMNS, cp, mma, "scales of V for PV", over=f"S{i}"),
         Columns(f"SFQ{i}", other_s + SFQ_COLUMN, ATOM_COLUMNS, cp, mma, "scales of Q for QK", over=f"S{1 - i}"),
         Columns(f"SFK{i}", other_s + SFK_COLUMN, ATOM_COLUMNS, cp, mma, "scales of K for QK", over=f"S{1 - i}"),
@@ -122,7 +122,7 @@ class Config:
         head_dim: D, 64 or 128.
         o_type: of O.
         causal: whether query i sees key j only where j <= i + Sk - Sq.
-        p_offset: log2 of the factor on P.
+        p_offset: log2 of the factor on P; 0 with dynamic scales, which have factors of their own.
         rescale_threshold: growth of a row maximum, in log2 units, up to which O is not rescaled.
         rounded_sum: whether the row sum takes P as rounded to E4M3.
         half_sum: whether it adds them in float16 within a tile of keys.
@@ -130,6 +130,7 @@ class Config:
         direct_columns: how many, the last ones, get their codes without an exponential.
         direct_bias: c of a direct code.
         subnormal: by which conversion, see `mxfp8fa.kernels.forward.direct`.
+        dynamic: whether blocks of P have scales of their own, see `mxfp8fa.kernels.forward.dynamic`.
         interleave: whether the last PV of a work tile is left until the first QK of the next stands beside it.
     """
 
@@ -144,4 +145,5 @@ class Config:
     direct_columns: int
     direct_bias: float
     subnormal: bool
+    dynamic: bool = False
     interleave: bool = True

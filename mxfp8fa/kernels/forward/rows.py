@@ -5,6 +5,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
 from mxfp8fa.kernels.forward.direct import SHARE_PERIOD, direct_words
+from mxfp8fa.kernels.forward.dynamic import block_scales
 from mxfp8fa.kernels.forward.plan import Config
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import lanes
@@ -59,30 +60,50 @@ def probabilities(
     row: cute.Tensor,
     codes: cute.Tensor,
     row_max: cutlass.Float32,
+    maxima: cute.Tensor,
     scale_log2: cutlass.Float32,
     config: cutlass.Constexpr[Config],
-) -> None:
-    """Scores to 2^p_offset * P, in place, and their E4M3 codes; direct columns have codes only."""
+) -> list[cutlass.Int32]:
+    """Scores to P, in place and over its block scale, and their E4M3 codes; direct columns have codes only.
+
+    Args:
+        row: masked scores.
+        codes: out.
+        row_max: what they are measured from.
+        maxima: of each 32 of them, changed; None if scales are constant, 2^-p_offset.
+        scale_log2: softmax_scale * log2(e).
+        config: what is compiled in.
+
+    Returns:
+        Words whose low byte is the scale's code of each block; none if scales are constant.
+    """
     m = reference(row_max)
     product = m * scale_log2
     if cutlass.max(product, -product) > cutlass.Float32(float(REFERENCE_LIMIT_LOG2)):
         row.store(row.load() - m)
+        if cutlass.const_expr(config.dynamic):
+            maxima.store(maxima.load() - m)
         m = cutlass.Float32(0)
+    scales: list[cutlass.Int32] = []
+    offsets = [cutlass.Float32(config.p_offset)]
+    if cutlass.const_expr(config.dynamic):
+        scales, offsets = block_scales(maxima, m, scale_log2)
     if cutlass.const_expr(config.direct_columns):
         words = cute.recast_tensor(codes, cutlass.Int32)
-        direct_words(row, words, m, scale_log2, config)
-    addend = cute.math.fma(-m, scale_log2, cutlass.Float32(config.p_offset))
-    exponentials(row, scale_log2, addend, config)
+        direct_words(row, words, m, scale_log2, offsets, config)
+    exponentials(row, scale_log2, [cute.math.fma(-m, scale_log2, offset) for offset in offsets], config)
     for first in cutlass.range_constexpr(0, cute.size(row), SHARE_PERIOD):
         for word in cutlass.range_constexpr(first // 4, (first + SHARE_PERIOD - config.direct_columns) // 4):
             part = cute.local_tile(row, (4,), (word,))
             cute.local_tile(codes, (4,), (word,)).store(part.load().to(E4M3))
+    return scales
 
 
-def exponentials(row: cute.Tensor, scale_log2: cutlass.Float32, addend: cutlass.Float32, config: Config) -> None:
-    """2^(scale_log2 * score + addend) in place, of all columns but the direct ones."""
+def exponentials(row: cute.Tensor, scale_log2: cutlass.Float32, addends: list, config: Config) -> None:
+    """2^(scale_log2 * score + addend) in place, of all columns but the direct ones; an addend for each equal part."""
     for i in range(0, cute.size(row), 2):
         if i % SHARE_PERIOD < SHARE_PERIOD - config.direct_columns:
+            addend = addends[i * len(addends) // cute.size(row)]
             x = cute.arch.fma_packed_f32x2((row[i], row[i + 1]), (scale_log2, scale_log2), (addend, addend))
             if i % SHARE_PERIOD < config.polynomial_columns:
                 row[i], row[i + 1] = exp2_polynomial(*x)
@@ -92,13 +113,12 @@ def exponentials(row: cute.Tensor, scale_log2: cutlass.Float32, addend: cutlass.
 
 def exp2_polynomial(x0: cutlass.Float32, x1: cutlass.Float32) -> list[cutlass.Float32]:
     """Two powers of two without the special function unit: `mxfp8fa.numerics.exp2.exp2_polynomial`, packed."""
-    lowest, (c1, c2, c3) = float(POLYNOMIAL_LOWEST), ((float(c),) * 2 for c in POLYNOMIAL)
+    lowest, (c1, c2) = float(POLYNOMIAL_LOWEST), ((float(c),) * 2 for c in POLYNOMIAL)
     round_up, round_down = (float(POLYNOMIAL_ROUND),) * 2, (-float(POLYNOMIAL_ROUND),) * 2
     x = tuple(cute.arch.fmax(y, lowest) for y in (x0, x1))
     n = cute.arch.add_packed_f32x2(x, round_up)
     f = cute.arch.sub_packed_f32x2(x, cute.arch.add_packed_f32x2(n, round_down))
-    p = cute.arch.fma_packed_f32x2(c3, f, c2)
-    p = cute.arch.fma_packed_f32x2(p, f, c1)
+    p = cute.arch.fma_packed_f32x2(c2, f, c1)
     p = cute.arch.fma_packed_f32x2(p, f, (1.0, 1.0))
     bits = [p[i].bitcast(cutlass.Int32) + (n[i].bitcast(cutlass.Int32) << MANTISSA_BITS) for i in range(2)]
     return [b.bitcast(cutlass.Float32) for b in bits]

@@ -3,6 +3,7 @@
 Nothing but S makes a group wait. Where it writes what others read, they have read what was there before:
 
     P over S                  the thread itself has S in registers
+    scales of P, one atom     S of step j + 1 follows PV of step j, and that the copy of the atom, in the tensor core
     acc_scale, one slot       S of step j + 1 follows PV of step j in the tensor core, and that follows the correction of
                               step j, which has taken acc_scale by then
     row maximum and sum,      the first S of a work tile is issued before O of the one before is complete, the second not,
@@ -13,10 +14,11 @@ import cutlass
 from cutlass import cute
 
 from mxfp8fa.kernels.forward.direct import half_sum
+from mxfp8fa.kernels.forward.dynamic import block_maxima, largest_of, scale_values, store_scale_word
 from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.kernels.forward.plan import P_COLUMN, Q_TILES, SFP_COLUMN, TILE_M, TILE_N, Config
 from mxfp8fa.kernels.forward.rows import lane_sum, largest, load_scores, mask, probabilities, rounded, update_max
-from mxfp8fa.kernels.steps.step3_block_scaled import E4M3
+from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import store_row, store_scales
 from mxfp8fa.kernels.steps.step5_attention_tile import reference
 from mxfp8fa.numerics.softmax import E8M0_BIAS
@@ -42,15 +44,22 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             events.s_read(i).arrive(scores)
             if first_key + TILE_N > all_see:
                 mask(row, sees - first_key)
-            row_max, acc_scale = update_max(row_max, largest(row), cta.scale_log2, config.rescale_threshold)
+            maxima = block_maxima(row) if config.dynamic else None
+            tile_max = largest_of(maxima) if config.dynamic else largest(row)
+            row_max, acc_scale = update_max(row_max, tile_max, cta.scale_log2, config.rescale_threshold)
             if j > 0:  # the first O of a work tile is not added to anything
                 cta.acc_scale[i * TILE_M + thread] = acc_scale
                 events.scale_full(i).arrive(scores - ended - 1)
             codes = cute.make_rmem_tensor(TILE_N, E4M3)
-            probabilities(row, codes, row_max, cta.scale_log2, config)
-            store_p(codes, tStS, config.p_offset, thread)
+            scales = probabilities(row, codes, row_max, maxima, cta.scale_log2, config)
+            store_row(cute.recast_tensor(codes, cutlass.Float32), tStS + P_COLUMN, thread)
+            if cutlass.const_expr(config.dynamic):
+                store_scale_word(scales, cta.p_scales, i, thread)
+            else:
+                store_constant_scales(E8M0_BIAS - config.p_offset, tStS + SFP_COLUMN, thread)
+            cute.arch.fence_view_async_tmem_store()
             events.p_full(i).arrive(scores)
-            row_sum = add_to_sum(row_sum, acc_scale, row, codes, config)
+            row_sum = add_to_sum(row_sum, acc_scale, row, codes, scales, config)
             if cutlass.const_expr(config.direct_columns):  # the direct code of a NaN may be 0: the sum carries it
                 row_sum += reference(row_max) - reference(row_max)
             scores += 1
@@ -61,20 +70,27 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             ended += 1
 
 
-def store_p(codes: cute.Tensor, tStS: cute.Pointer, p_offset: int, thread: cutlass.Int32) -> None:
-    """Codes of P and their scales into tensor memory, over S. The scale of all is 2^-p_offset."""
-    store_row(cute.recast_tensor(codes, cutlass.Float32), tStS + P_COLUMN, thread)
-    scale = E8M0_BIAS - p_offset
-    store_scales(cutlass.Int32(scale * 0x01010101), tStS + SFP_COLUMN, None, scale, thread)
-    cute.arch.fence_view_async_tmem_store()
+def store_constant_scales(scale: int, tSFP: cute.Pointer, thread: cutlass.Int32) -> None:
+    """One code for every block of every row: all threads write the same word."""
+    store_scales(cutlass.Int32(scale * 0x01010101), tSFP, None, scale, thread)
 
 
 def add_to_sum(
-    row_sum: cutlass.Float32, acc_scale: cutlass.Float32, row: cute.Tensor, codes: cute.Tensor, config: Config
+    row_sum: cutlass.Float32,
+    acc_scale: cutlass.Float32,
+    row: cute.Tensor,
+    codes: cute.Tensor,
+    scales: list[cutlass.Int32],
+    config: Config,
 ) -> cutlass.Float32:
     """row_sum * acc_scale + the sum of P, before its rounding or after; P is on its way already."""
     # An explicit rounding, or the compiler makes one fma of this product and the sum's first addition.
     kept = cute.math.mul(row_sum, acc_scale, rounding=cute.math.RoundingMode.NEAREST_EVEN)
     if config.half_sum:
         return kept + half_sum(cute.recast_tensor(codes, cutlass.Int32))
-    return lane_sum(rounded(codes) if config.rounded_sum else row, kept)
+    values = rounded(codes) if config.rounded_sum else row
+    if not config.dynamic:
+        return lane_sum(values, kept)
+    for block, scale in enumerate(scale_values(scales)):
+        kept = cute.math.fma(lane_sum(cute.local_tile(values, (BLOCK,), (block,))), scale, kept)
+    return kept

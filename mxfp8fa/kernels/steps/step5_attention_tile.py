@@ -366,10 +366,11 @@ def store_probabilities(row: cute.Tensor, tmem: cute.Pointer, thread: cutlass.In
     store_row(cute.recast_tensor(codes, cutlass.Float32), tmem, thread)
 
 
-def lane_sum(row: cute.Tensor, start: cutlass.Float32) -> cutlass.Float32:
-    """start + the sum of a row in the order of `numerics.softmax.lane_sum`: eight lanes in four packed accumulators."""
+def lane_sum(row: cute.Tensor, start: cutlass.Float32 | None = None) -> cutlass.Float32:
+    """start, if given, + the sum of a row in the order of `numerics.softmax.lane_sum`: eight lanes in four packed accumulators."""
     lanes = [(row[i], row[i + 1]) for i in range(0, SUM_LANES, 2)]
-    lanes[0] = (row[0] + start, row[1])
+    if start is not None:
+        lanes[0] = (row[0] + start, row[1])
     for group in range(SUM_LANES, cute.size(row), SUM_LANES):
         for pair in range(4):
             column = group + 2 * pair

@@ -35,7 +35,7 @@ def rows_kernel(mS: cute.Tensor, mCodes: cute.Tensor, mSum: cute.Tensor, config:
     row = cute.make_rmem_tensor(KEYS, cutlass.Float32)
     row.store(mS[thread, None].load())
     codes = cute.make_rmem_tensor(KEYS, cutlass.Float8E4M3FN)
-    probabilities(row, codes, largest(row), cutlass.Float32(float(SCALE_LOG2)), config)
+    probabilities(row, codes, largest(row), None, cutlass.Float32(float(SCALE_LOG2)), config)
     words = cute.recast_tensor(codes, cutlass.Int32)
     mCodes[thread, None].store(words.load())
     mSum[thread] = half_sum(words)
