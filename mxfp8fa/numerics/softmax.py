@@ -113,7 +113,8 @@ class OnlineSoftmax:
         total = self.row_sum * np.float32(2.0**-self.offset)
         log2_total = np.log2(total.astype(np.float64)).astype(np.float32)
         lse = fma(self._reference(), self.scale_log2, log2_total) * LN_2
-        return np.float32(1) / np.where(total == 0, np.float32(1), total), lse
+        inverse_sum: Float32 = np.reciprocal(np.where(total == 0, np.float32(1), total))
+        return inverse_sum, lse
 
     def _exp2(self, x: Float32) -> Float32:
         """2^x, of some columns by polynomial."""
