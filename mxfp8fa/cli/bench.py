@@ -1,6 +1,9 @@
 """Measure kernels on this machine's CUDA GPU; every time is a median beside the ceiling it is compared with.
 
 `producers` needs a Hopper or Blackwell GPU. The attention kernels need tensor memory, which only Blackwell has.
+
+Without a GPU: `module` models the time of a whole attention module from rates with their sources; `stabilization` computes
+what each option that steadies training does to the signal of O, dQ, dK and dV (emulated, a minute).
 """
 
 from __future__ import annotations
@@ -8,13 +11,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+from dataclasses import asdict
 
-from mxfp8fa.cli.console import CommandError
+from mxfp8fa.cli.console import CommandError, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, and --json."""
-    parser.add_argument("what", choices=["producers"], help="which kernels")
+    parser.add_argument("what", choices=["producers", "module", "stabilization"], help="what, see above")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
 
 
@@ -30,6 +34,10 @@ def not_run(target: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print, line by line or as JSON."""
+    if args.what == "module":
+        return _module(args.json)
+    if args.what == "stabilization":
+        return _stabilization(args.json)
     missing = [name for name in ("torch", "cutlass") if importlib.util.find_spec(name) is None]
     if missing:
         raise CommandError(f"timing kernels needs {', '.join(missing)}: pip install 'mxfp8fa[kernels]'")
@@ -54,4 +62,41 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**surroundings(), "timings": as_record(timings)}, indent=2))
     else:
         print(not_run(target))
+    return 0
+
+
+def _module(as_json: bool) -> int:
+    """The modelled module."""
+    from mxfp8fa.studies.module_speed import MODELLED_RATES, PUBLISHED_RATES, WAYS, Module, rows
+
+    module, found = Module(), rows()
+    sets = (PUBLISHED_RATES, MODELLED_RATES)
+    crossovers = {rates.name: {way: module.crossover(rates, way) for way in WAYS} for rates in sets}
+    if as_json:
+        content = {"kind": "modelled", "width": module.width, "rows": [asdict(row) for row in found]}
+        print(json.dumps({**content, "crossover_kv_tokens": crossovers}, indent=2))
+        return 0
+    print(f"attention module, width {module.width}, forward: modelled for a B200 from rates, not timed")
+    cells = [
+        (row.rates, WAYS[row.way], f"{row.kv_tokens:,}", f"{row.gain:.2f}x", f"{row.published:.2f}x", f"{100 * row.eaten:.0f} %")
+        for row in found
+    ]  # fmt: skip
+    header = ("rates", "quantization", "KV tokens", "gain over BF16", "published", "quantization takes")
+    print(table(header, cells))
+    for name, by_way in crossovers.items():
+        each = (f"{way}: {'never' if n is None else f'from {n:,.0f} KV tokens'}" for way, n in by_way.items())
+        print(f"faster than BF16 with {name}: {'; '.join(each)}")
+    return 0
+
+
+def _stabilization(as_json: bool) -> int:
+    """The emulated ablation."""
+    from mxfp8fa.studies.stabilization import CASES, ablation, lines
+
+    if as_json:
+        print(json.dumps({"kind": "emulated", "sqnr_db": {case: ablation(case) for case in CASES}}, indent=2))
+        return 0
+    for case in CASES:
+        print(f"{case}: SQNR against float64 in dB; below the first row, the difference to it (emulated)")
+        print(table(("option", "O", "dQ", "dK", "dV", "what it does"), lines(case)), flush=True)
     return 0

@@ -128,6 +128,38 @@ def training() -> Figure:
     return fig_training(shipped_runs())
 
 
+def training_module() -> Figure:
+    """Validation loss of the decoder of MXAttention on bytes, in BF16 and MXFP8."""
+    from mxfp8fa.plots.training import fig_training
+    from mxfp8fa.studies.training import shipped_runs
+
+    return fig_training(shipped_runs("module"))
+
+
+def training_jagged() -> Figure:
+    """Validation loss of the decoder of MXAttention on packed histories."""
+    from mxfp8fa.plots.training import fig_training
+    from mxfp8fa.studies.training import shipped_runs
+
+    return fig_training(shipped_runs("jagged"))
+
+
+def gradient_sqnr() -> Figure:
+    """SQNR of gradients by step and layer while the decoder trains on bytes."""
+    from mxfp8fa.plots.module import fig_gradient_sqnr
+    from mxfp8fa.studies.training import shipped_runs
+
+    return fig_gradient_sqnr([run for run in shipped_runs("module") if run.attention == "exact"])
+
+
+def module_speed() -> Figure:
+    """Modelled time of the attention module by part, and its gain over the BF16 twin by length."""
+    from mxfp8fa.plots.module import fig_module_speed
+    from mxfp8fa.studies.module_speed import MODELLED_RATES, PUBLISHED_RATES, Module
+
+    return fig_module_speed((Module(), PUBLISHED_RATES, MODELLED_RATES))
+
+
 def timeline() -> Figure:
     """What every warp, TMA and the tensor core do during a block-scaled product."""
     from mxfp8fa.plots.pipeline import fig_timeline
@@ -190,6 +222,10 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         polynomial_degrees,
         step_cycles,
         training,
+        training_module,
+        training_jagged,
+        gradient_sqnr,
+        module_speed,
         timeline,
         tensor_memory,
         forward_timeline,

@@ -9,9 +9,13 @@ from matplotlib.figure import Figure
 
 from mxfp8fa.plots import style
 from mxfp8fa.plots.blocks import Ax
-from mxfp8fa.studies.training import ATTENTIONS, BASELINE, Run, compare, seed_spread
+from mxfp8fa.studies.training import ATTENTIONS, BASELINE, UNITS, Run, compare, seed_spread
 
-COLORS = {"bf16": style.BLACK, "exact": style.BLUE, "rounded": style.ORANGE, "direct": style.VERMILION}
+COLORS = {"bf16": style.BLACK, "exact": style.BLUE, "rounded": style.ORANGE, "direct": style.VERMILION, "coarse": style.PURPLE}
+
+
+MODELS = {"bytes": "Causal byte model", "module": "Decoder of MXAttention", "jagged": "Decoder of MXAttention, packed"}
+TOKENS = {"bytes": "bytes", "module": "bytes", "jagged": "events at most"}
 
 
 @style.styled
@@ -22,14 +26,15 @@ def fig_training(data: Sequence[Run], *, ax: Ax = None) -> Figure:
         data: finished runs of one task.
         ax: where to draw.
     """
+    unit = UNITS[data[0].origin["task"]]
     curves, ends = axes = style.panels(2, ax, size=(10.0, 4.4), width_ratios=(1.25, 1))
     for run in data:
         label = ATTENTIONS[run.attention] if run.seed == min(r.seed for r in data) else None
         curves.plot(run.steps, run.validation, color=COLORS[run.attention], linewidth=1.2, label=label)
     low = min(run.final for run in data)
-    curves.set_ylim(low - 0.05, low + 0.75)
+    curves.set_ylim(low - 0.05, low + (0.75 if unit == UNITS["bytes"] else 0.3))
     curves.set_xlabel("optimizer step")
-    curves.set_ylabel("validation loss, nats per byte")
+    curves.set_ylabel(f"validation loss, {unit}")
     curves.legend(loc="upper right")
     comparisons, spread = compare(data), seed_spread(data)
     ends.axvspan(-spread, spread, color=style.LIGHT, alpha=0.6, linewidth=0, label="standard deviation of BF16 over seeds")
@@ -40,7 +45,8 @@ def fig_training(data: Sequence[Run], *, ax: Ax = None) -> Figure:
         ends.errorbar(each.mean, row + 0.2, xerr=each.standard_error, fmt="|", color=color, capsize=4, markersize=12)
     ends.set_yticks(range(len(comparisons)), [ATTENTIONS[c.attention].replace(", ", "\n") for c in comparisons])
     ends.set_ylim(len(comparisons) - 0.4, -0.6)
-    ends.set_xlabel("final loss less that of BF16, same seed, nats per byte")
+    ends.set_xlabel(f"final loss less BF16's, same seed, {unit}")
+    ends.locator_params(axis="x", nbins=5)
     ends.legend(loc="lower right", fontsize=8)
     return style.finish(axes, ax, _finding(data), "measured", _parameters(data))
 
@@ -50,7 +56,11 @@ def _finding(data: Sequence[Run]) -> str:
     spread = seed_spread(data)
     inside = all(abs(each.mean) < spread for each in compare(data))
     if inside:
-        return f"No MXFP8 attention differs from BF16 by more than the seeds do ({spread:.3f} nats per byte)"
+        unit = UNITS[data[0].origin["task"]]
+        if any(run.attention == "coarse" for run in data):
+            start = "Too short to tell: not even the coarse control differs from BF16 by more than the seeds do"
+            return f"{start} ({spread:.3f} {unit})"
+        return f"No MXFP8 attention differs from BF16 by more than the seeds do ({spread:.3f} {unit})"
     apart = max(compare(data), key=lambda each: abs(each.mean))
     return f"{ATTENTIONS[apart.attention]} differs from BF16 by {apart.mean:+.3f}; the seeds do by {spread:.3f}"
 
@@ -61,8 +71,8 @@ def _parameters(data: Sequence[Run]) -> str:
     counts = {name: sum(run.attention == name for run in data) for name in ATTENTIONS}
     seeds = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return (
-        f"{of['device']}, {of['date']}, torch {of['torch']}; numerics of Blackwell emulated in torch. Causal byte model, "
+        f"{of['device']}, {of['date']}, torch {of['torch']}; numerics of Blackwell emulated in torch. {MODELS[of['task']]}, "
         f"{size['layers']} layers, {size['heads']} heads of {size['head_dim']}, {schedule['steps']} steps of "
-        f"{schedule['batch']} x {size['context']} bytes of {of['corpus']['corpus']}; runs: {seeds} (baseline {BASELINE}); "
-        "dots are seeds, bars mean and standard error"
+        f"{schedule['batch']} x {size['context']} {TOKENS[of['task']]} of {of['corpus']['corpus']}; "
+        f"runs: {seeds} (baseline {BASELINE}); dots are seeds, bars mean and standard error"
     )

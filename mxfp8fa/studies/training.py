@@ -40,7 +40,8 @@ class Run:
         attention: a key of `ATTENTIONS`.
         seed: of weights and batches.
         steps: (N,) steps at which the validation loss was taken.
-        validation: (N,) in nats per byte.
+        validation: (N,) in nats per byte or event.
+        gradient_sqnr: what `nn.module_training` measured after each validation, or nothing.
         origin: task, size, schedule, corpus, device, torch and date, as written by the command.
     """
 
@@ -49,6 +50,7 @@ class Run:
     steps: NDArray[np.int64]
     validation: NDArray[np.float64]
     origin: dict[str, Any]
+    gradient_sqnr: tuple[dict[str, Any], ...] = ()
 
     @property
     def final(self) -> float:
@@ -59,9 +61,10 @@ class Run:
     def of(cls, record: dict[str, Any]) -> Run:
         """From what `mxfp8fa train-demo` writes."""
         steps, losses = zip(*record["validation_loss"], strict=True)
-        left_out = ("validation_loss", "train_loss_every_10", "attention", "seed")
+        left_out = ("validation_loss", "train_loss_every_10", "attention", "seed", "gradient_sqnr")
         origin = {name: value for name, value in record.items() if name not in left_out}
-        return cls(record["attention"], record["seed"], np.array(steps), np.array(losses, np.float64), origin)
+        curve = np.array(steps), np.array(losses, np.float64)
+        return cls(record["attention"], record["seed"], *curve, origin, tuple(record.get("gradient_sqnr", ())))
 
 
 def shipped_runs(task: str = "bytes") -> tuple[Run, ...]:

@@ -1,0 +1,82 @@
+"""Ways to keep training with MXFP8 attention stable: each is one option, with its source and what it does to the signal.
+
+Where they come from:
+
+    SageAttention3 and SageBwd (arXiv 2505.11594 and what followed it) train with 8-bit attention: dS is what errors hurt
+    most, one product (dO V^T) stays in 16 bits, centring K is needed, centring Q is not, QK-norm tames outliers, and noise of
+    rounding hides behind that of the gradient as long as a step has few tokens (equal at 260 thousand tokens a step, behind
+    at 2.1 million).
+    "Why low-precision transformer training fails" (arXiv 2510.04212): rounding that is biased the same way step after step,
+    along similar low-rank directions, adds up until the loss explodes; there in BF16 with rows whose P is 1 several times.
+    "Recipes for pre-training LLMs with MXFP8" (arXiv 2506.08027): scales rounded up, E4M3 for gradients too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mxfp8fa.numerics.options import AttentionOptions
+from mxfp8fa.studies.attention import TENSORS, standard_case
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One option away from the defaults.
+
+    Attributes:
+        name: as in `train-demo --attention` where it was trained with.
+        about: what it does and why.
+        options: all of them.
+    """
+
+    name: str
+    about: str
+    options: AttentionOptions
+
+
+REMEDIES = (
+    Remedy("defaults", "RCEIL, P at 2^8, exact exponential, delta from dequantized dO", AttentionOptions()),
+    Remedy("k_mean", "K less its mean over the tokens, which the softmax does not see", AttentionOptions(k_mean=True)),
+    Remedy("rounded", "rows divided by the sum of what was multiplied: no common bias", AttentionOptions(row_sum="rounded")),
+    Remedy(
+        "direct", "codes of P straight from the scores, their own sum", AttentionOptions(exp="direct", row_sum="rounded")
+    ),
+    Remedy("delta", "delta from dO before quantization: rows of dS do not sum to 0", AttentionOptions(delta="unquantized_dO")),
+    Remedy("sum_P_dP", "delta as the sum of P dP: a pass more, rows sum to 0", AttentionOptions(delta="sum_P_dP")),
+    Remedy(
+        "dq16", "dQ added up in FP16 under a scale that cannot overflow",
+        AttentionOptions(dq_accumulate="float16", dq_scale_log2="auto"),
+    ),
+    Remedy("square", "square blocks also under a causal mask: leak", AttentionOptions(qk_blocks="square", v_blocks="square")),
+    Remedy("1x32", "1x32 blocks everywhere", AttentionOptions(
+        qk_blocks="1x32", do_blocks="1x32", grad_qk_blocks="1x32", grad_v_blocks="1x32")),
+    Remedy(
+        "coarse", "a control made to be bad: floor, P unscaled, delta from unquantized dO",
+        AttentionOptions(rule="floor", p_offset=0, delta="unquantized_dO"),
+    ),
+)  # fmt: skip
+CASES = ("gaussian-d64-causal", "llm-d128-causal", "minilm-layer0")
+
+
+def ablation(case: str) -> dict[str, dict[str, float]]:
+    """SQNR in dB of O, dQ, dK and dV against float64, by remedy, on one of the configurations of `mxfp8fa sqnr`.
+
+    Raises:
+        KeyError: no configuration has that name.
+    """
+    problem = standard_case(case)
+    return {remedy.name: {entry.tensor: entry.db for entry in problem.sqnr(remedy.options)} for remedy in REMEDIES}
+
+
+def lines(case: str) -> list[tuple[str, ...]]:
+    """The table: remedy, what the defaults have or how far from them it is, what it is."""
+    found = ablation(case)
+    base = found["defaults"]
+    return [
+        (
+            remedy.name,
+            *(f"{found[remedy.name][t]:.2f}" if i == 0 else f"{found[remedy.name][t] - base[t]:+.2f}" for t in TENSORS),
+            remedy.about,
+        )
+        for i, remedy in enumerate(REMEDIES)
+    ]

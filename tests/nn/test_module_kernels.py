@@ -1,0 +1,52 @@
+"""MXAttention on the kernels, in the emulator, against the torch numerics: same weights, same roundings."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cutlass.cute")
+pytest.importorskip("llvmlite")
+
+from mxfp8fa.nn import MXAttention  # noqa: E402
+from mxfp8fa.numerics import AttentionOptions, sqnr_db  # noqa: E402
+
+KINDS = {
+    "causal": {"causal": True},
+    "square": {},
+    "rope": {"causal": True, "rope_base": 1e4},
+    "qk_norm": {"qk_norm": True},
+    "k_mean": {"options": AttentionOptions(k_mean=True)},
+}
+
+
+def results(module, x, *args):
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    y = module(x, *args)
+    (y * torch.linspace(-1, 1, y.shape[-1])).sum().backward()
+    return [y.detach(), x.grad, *(p.grad.clone() for p in module.parameters())]
+
+
+def close(module, x, *args):
+    module.backend = "torch"
+    expected = results(module, x, *args)
+    module.backend = "kernels"
+    for found, reference in zip(results(module, x, *args), expected, strict=True):
+        assert sqnr_db(found.numpy(), reference.numpy()) > 36  # codes that tip at a rounding boundary, O rounded to BF16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_are_the_numerics(kind):
+    torch.manual_seed(0)
+    module = MXAttention(64, 2, 1, 64, **KINDS[kind])
+    size = 2.0 ** torch.randint(-3, 4, (1, 40, 1))
+    close(module, torch.randn(1, 40, 64) * size)
+
+
+def test_packed_sequences():
+    torch.manual_seed(0)
+    close(MXAttention(64, 1, 1, 64, causal=True), torch.randn(41, 64), torch.tensor([0, 33, 33, 41], dtype=torch.int32))
+
+
+def test_what_kernels_do_not_do_is_refused():
+    with pytest.raises(ValueError, match="head_dim = 32 is not supported; allowed: 64 and 128"):
+        MXAttention(64, 2, 2, 32, backend="kernels")(torch.zeros(1, 4, 64))

@@ -1,0 +1,132 @@
+"""The module's modelled time, the options that steady training, its runs and their figures."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from mxfp8fa.cli import main
+from mxfp8fa.published import BY_KEY
+from mxfp8fa.studies.module_speed import MODELLED_RATES, PUBLISHED_RATES, WAYS, Module, Rates, rows
+from mxfp8fa.studies.stabilization import REMEDIES, ablation
+from mxfp8fa.studies.training import ATTENTIONS, TASKS, compare, seed_spread, shipped_runs
+
+
+def test_the_parts_by_hand():
+    """Width 1,000, 1,000 keys: 6e6 FLOP of projection, 4e6 of attention, 2e6 of output projection, in ns at 1e15 FLOP/s."""
+    rates = Rates("by hand", 2.0, 4.0, projection_fused_pf=1.0, projection_unfused_pf=0.5, epilogue_share=0.5, hbm_tb=1, norm_tb=1)
+    bf16, fused, unfused = (Module(width=1000).parts(1000, rates, way) for way in (None, "fused", "unfused"))
+    assert bf16 == pytest.approx(
+        {"RMSNorm": 4.0, "Q, K, V projection": 3.0, "quantization": 0.0, "attention": 2.0, "output projection": 1.0}
+    )
+    assert fused["quantization"] == pytest.approx(3.0) and fused["attention"] == pytest.approx(1.0)
+    assert unfused["quantization"] == pytest.approx(9.0)
+    assert Module(width=1000).parts(1000, rates, "pass")["quantization"] == pytest.approx(3 * (2 + 1 + 1 / 32))
+    assert Module(width=1000, causal=True).parts(1000, rates, None)["attention"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gain_is_one_at_the_crossover_and_tends_to_that_of_attention(way):
+    module = Module()
+    crossover = module.crossover(PUBLISHED_RATES, way)
+    assert module.gain(round(crossover), PUBLISHED_RATES, way) == pytest.approx(1.0, abs=1e-3)
+    assert module.gain(10**9, PUBLISHED_RATES, way) == pytest.approx(2.85 / 2.0, rel=1e-3)
+    assert module.crossover(MODELLED_RATES, way) is None  # by the model our forward is slower than FlashAttention-4
+
+
+def test_fusion_decides_at_the_published_lengths():
+    for row in rows():
+        if row.rates == PUBLISHED_RATES.name:
+            assert (row.gain > 1) == (row.way != "unfused")
+            assert row.eaten < 0.06 if row.way != "unfused" else row.eaten > 0.5
+        assert row.published == BY_KEY[f"module_latency_{row.kv_tokens}"].values[0]
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="way = 'eager'; allowed: 'fused', 'pass', 'unfused' or None"):
+        Module().parts(1, PUBLISHED_RATES, "eager")
+    with pytest.raises(ValueError, match="kv_tokens = 0"):
+        Module().parts(0, PUBLISHED_RATES, None)
+
+
+def test_the_command_says_modelled(capsys):
+    assert main(["bench", "module"]) == 0
+    out = capsys.readouterr().out
+    assert "modelled" in out and "16,384" in out and "1.30x" in out and "never" in out
+    assert main(["bench", "module", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 18
+
+
+def test_what_the_options_do_to_the_signal():
+    """On a real layer: delta before quantization costs dQ a decibel, P unscaled costs dV five, K without its mean gives dQ
+    three, FP16 sums cost nothing.
+    """
+    found = ablation("minilm-layer0")
+    base = found["defaults"]
+    assert set(found) == {remedy.name for remedy in REMEDIES}
+    assert found["delta"]["dQ"] < base["dQ"] - 1 and found["delta"]["O"] == base["O"]
+    assert found["coarse"]["dV"] < base["dV"] - 4
+    assert found["k_mean"]["dQ"] > base["dQ"] + 2
+    assert abs(found["dq16"]["dQ"] - base["dQ"]) < 0.1
+
+
+@pytest.mark.parametrize(("task", "attentions"), [("module", 4), ("jagged", 2)])
+def test_shipped_runs(task, attentions):
+    runs = shipped_runs(task)
+    assert len(runs) == 3 * attentions and {run.seed for run in runs} == {0, 1, 2}
+    assert all(run.origin["task"] == task and run.origin["device"] == "NVIDIA H200" for run in runs)
+    spread = seed_spread(runs)
+    assert all(abs(each.mean) < spread for each in compare(runs))
+    for run in runs:
+        assert len(run.gradient_sqnr) == len(run.steps)
+        last = run.gradient_sqnr[-1]
+        assert min(min(layers) for layers in last["bf16"].values()) > 30
+        if run.attention == "exact":
+            assert 10 < min(min(layers) for layers in last["mxfp8"].values()) < 30
+
+
+def test_names_of_attentions_are_those_of_the_decoder():
+    pytest.importorskip("torch")
+    from mxfp8fa.nn.decoder import LAYERS
+
+    assert set(LAYERS) == set(TASKS["module"]) == set(ATTENTIONS)
+
+
+def test_histories_are_what_they_are_said_to_be():
+    """Lengths, sessions and habits of the made-up users, and the same on every machine."""
+    torch = pytest.importorskip("torch")
+    from mxfp8fa.nn.histories import HABIT, ITEMS_PER_TOPIC, make_users
+
+    users = make_users(count=600, context=200, validation=10)
+    again = make_users(count=600, context=200, validation=10)
+    assert torch.equal(users.events, again.events)
+    lengths, events = users.lengths.numpy(), users.events.numpy()
+    assert lengths.min() >= 8 and lengths.max() == 201 and 75 < np.median(lengths) < 105
+    topics = [len(set(row[:length] // ITEMS_PER_TOPIC)) for row, length in zip(events, lengths, strict=True)]
+    assert max(topics) <= 3 and max(topics[::2]) <= 2
+    repeats = total = 0
+    for row in events[:100]:
+        followed = {}
+        for item, after in itertools.pairwise(row):
+            if item in followed:
+                repeats, total = repeats + (followed[item] == after), total + 1
+            followed[item] = after
+    assert HABIT < repeats / total < HABIT + 0.3  # habit, or the same item by chance
+
+
+def test_figures_state_what_the_data_say():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from mxfp8fa.plots.module import fig_gradient_sqnr, fig_module_speed
+    from mxfp8fa.plots.training import fig_training
+
+    figure = fig_module_speed((Module(), PUBLISHED_RATES, MODELLED_RATES))
+    assert "1,100 KV tokens" in figure.get_suptitle().replace("\n", " ") and "Modelled" in figure.get_supxlabel()
+    figure = fig_gradient_sqnr([run for run in shipped_runs("module") if run.attention == "exact"])
+    assert "then 27 dB" in figure.get_suptitle() and "NVIDIA H200" in figure.get_supxlabel()
+    assert "Too short to tell" in fig_training(shipped_runs("module")).get_suptitle()
+    assert "nats per event" in fig_training(shipped_runs("jagged")).get_suptitle()
+    plt.close("all")
