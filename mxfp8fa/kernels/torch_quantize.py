@@ -34,6 +34,8 @@ from mxfp8fa.numerics.mx_tensor import BLOCK, element_format, normalize_axes, no
 from mxfp8fa.numerics.quantize import CODE_NAN, TAILS, check_whole_blocks
 from mxfp8fa.numerics.scale_rules import SCALE_NAN, carry_of_rule, check_rule
 
+# Plain numbers: a compiler would take NumPy scalars for tensors.
+ABS_MASK, INF_BITS = int(FLOAT32_ABS_MASK), int(FLOAT32_INF_BITS)
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -160,11 +162,11 @@ def _quantize_split(
     bits: torch.Tensor, inner: tuple[int, ...], fmt: Format, rule: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """uint8 codes and scale codes of float32 bit patterns in which `inner` are the axes that run inside a block."""
-    magnitude = bits & int(FLOAT32_ABS_MASK)
+    magnitude = bits & ABS_MASK
     # As integers a NaN is above infinity, so the maximum propagates it.
     largest = magnitude.amax(inner, keepdim=True)
-    nan = largest >= int(FLOAT32_INF_BITS)
-    field = (largest.clamp(max=int(FLOAT32_INF_BITS)) + carry_of_rule(rule, fmt)) >> FLOAT32_MANTISSA_BITS
+    nan = largest >= INF_BITS
+    field = (largest.clamp(max=INF_BITS) + carry_of_rule(rule, fmt)) >> FLOAT32_MANTISSA_BITS
     scale = torch.where(nan, SCALE_NAN, (field - fmt.max_exponent).clamp(min=0))
     reciprocal = ((2 * FLOAT32_BIAS - scale) << FLOAT32_MANTISSA_BITS).view(torch.float32)
     codes = _round_magnitudes(magnitude.view(torch.float32) * reciprocal, fmt)
@@ -175,8 +177,8 @@ def _quantize_split(
 def _round_magnitudes(values: torch.Tensor, fmt: Format) -> torch.Tensor:
     """int32 codes, saturated, of non-negative float32 values: `numerics.formats.round_magnitudes` explains the steps."""
     shift = FLOAT32_MANTISSA_BITS - fmt.mantissa_bits
-    smallest = int(np.float32(fmt.min_normal).view(np.int32))
-    power = (values.view(torch.int32) & int(FLOAT32_INF_BITS)).clamp(min=smallest) + (shift << FLOAT32_MANTISSA_BITS)
+    smallest = (FLOAT32_BIAS + 1 - fmt.bias) << FLOAT32_MANTISSA_BITS  # bits of the smallest normal number
+    power = (values.view(torch.int32) & INF_BITS).clamp(min=smallest) + (shift << FLOAT32_MANTISSA_BITS)
     steps = (values + power.view(torch.float32)).view(torch.int32) - power
     excess = ((FLOAT32_BIAS + shift - fmt.bias) << fmt.mantissa_bits) + (1 << fmt.mantissa_bits)
     return (steps + (power >> shift) - excess).clamp(max=fmt.max_code)

@@ -1,4 +1,4 @@
-"""MX blocks in torch, made for compilers: quantize to torch's own E4M3 and back, code for code `numerics.quantize`.
+"""MX blocks as the numerics in torch take them: the kernels' quantizer, and the values that its codes stand for.
 
 Tokens are axis -2 and the head dimension axis -1 here, so that the two kinds of blocks and the squares are one reshape.
 Nothing looks at values on the host, so every function can be captured in a CUDA graph and compiled as a whole.
@@ -11,15 +11,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn import functional
 
-from mxfp8fa.numerics.formats import E4M3, FLOAT32_ABS_MASK, FLOAT32_INF_BITS, FLOAT32_MANTISSA_BITS
+from mxfp8fa.kernels.torch_quantize import quantize_blocks
+from mxfp8fa.numerics.formats import FLOAT32_MANTISSA_BITS
 from mxfp8fa.numerics.mx_tensor import BLOCK
 from mxfp8fa.numerics.operands import Blocks
 from mxfp8fa.numerics.quantize import CODE_NAN
 from mxfp8fa.numerics.scale_rules import SCALE_NAN
 
-# Plain numbers: a compiler would take NumPy scalars for tensors.
-ABS_MASK, INF_BITS = int(FLOAT32_ABS_MASK), int(FLOAT32_INF_BITS)
-LARGEST = float(E4M3.max_value)
 Rule = Literal["rceil", "floor", "ceil", "even"]
 AXES: dict[Blocks, tuple[int, ...]] = {"along_d": (-1,), "along_tokens": (-2,), "square": (-2, -1)}
 
@@ -46,22 +44,11 @@ def quantize(x: torch.Tensor, blocks: Blocks, rule: Rule = "rceil") -> Payload:
         blocks: what shares a scale: 32 elements "along_d", 32 "along_tokens", or a "square" of 32 x 32.
         rule: scale rule, see `mxfp8fa.numerics.scale_rules`.
     """
+    codes, scale = quantize_blocks(x, axes=AXES[blocks], rule=rule)
     tokens, head_dim = x.shape[-2:]
     pad = [-n % BLOCK if axis in AXES[blocks] else 0 for axis, n in ((-1, head_dim), (-2, tokens))]
-    x = x.float()
-    if any(pad):
-        x = functional.pad(x, (0, pad[0], 0, pad[1]))
-    shape = x.shape
-    inner = _inner_axes(blocks)
-    split = _split(x, blocks)
-    scale = scale_codes(split.abs().amax(inner, keepdim=True), rule)
-    reciprocal = ((254 - scale) << FLOAT32_MANTISSA_BITS).view(torch.float32)  # 2^(127 - code)
-    codes = encode((split * reciprocal).clamp(-LARGEST, LARGEST))
-    codes = torch.where(scale == SCALE_NAN, CODE_NAN, codes)
-    values = decode(codes) * decode_scale(scale)
-    whole = (slice(None),) * (x.ndim - 2) + (slice(tokens), slice(head_dim))
-    codes, values = (y.reshape(shape)[whole] for y in (codes, values))
-    return Payload(codes, scale.to(torch.uint8).squeeze(inner), values)
+    whole = functional.pad(codes, (0, pad[0], 0, pad[1])) if any(pad) else codes
+    return Payload(codes, scale, dequantize(whole, scale, blocks)[..., :tokens, :head_dim])
 
 
 def dequantize(codes: torch.Tensor, scale_e8m0: torch.Tensor, blocks: Blocks) -> torch.Tensor:
@@ -69,16 +56,6 @@ def dequantize(codes: torch.Tensor, scale_e8m0: torch.Tensor, blocks: Blocks) ->
     scale = scale_e8m0.to(torch.int32)
     scale = scale[..., :, None, :, None] if blocks == "square" else scale.unsqueeze(_inner_axes(blocks)[0])
     return (decode(_split(codes, blocks)) * decode_scale(scale)).reshape(codes.shape)
-
-
-def scale_codes(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """int32 E8M0 codes of blocks whose largest magnitudes are `amax` (float32, NaN propagated)."""
-    one = 1 << FLOAT32_MANTISSA_BITS
-    half_step = one >> (E4M3.mantissa_bits + 1)
-    carry = {"floor": 0, "ceil": one - 1, "even": half_step, "rceil": one // 4 - 1}[rule]
-    bits = amax.view(torch.int32) & ABS_MASK
-    codes = (((bits + carry) >> FLOAT32_MANTISSA_BITS) - E4M3.max_exponent).clamp(min=0)
-    return torch.where(bits >= INF_BITS, SCALE_NAN, codes)
 
 
 def encode(x: torch.Tensor) -> torch.Tensor:
