@@ -28,6 +28,8 @@ ABOUT = {
     "stages around seven tiles of K",
     "forward": "our MXFP8 attention, forward (`mxfp8fa.kernels.forward`, d = 64, not causal), four heads of 130 queries x 200 "
     "keys, one after another in one persistent CTA",
+    "backward": "our MXFP8 attention, main kernel of the backward (`mxfp8fa.kernels.backward`, d = 64, not causal), 500 queries x "
+    "100 keys: four tiles of queries, so that every ring comes around",
     "step6": "our attention loop (`mxfp8fa.kernels.steps.step6_kv_loop`), MXFP8, 128 queries x 600 keys, d = 64",
     "step7": "our warp-specialised attention loop (`mxfp8fa.kernels.steps.step7_warp_specialised`), MXFP8, 128 queries x 600 "
     "keys, d = 64: rings of two stages around five tiles of keys",

@@ -163,6 +163,21 @@ MISTAKES = {
         "half_bits": ["lambda code: code << 8", "lambda code: code"],
         "largest_code": ["lambda p_offset, threshold: 8 * (p_offset + 7)", "lambda p_offset, threshold: 126"],
     },
+    "13_backward": {
+        "word": [
+            # the blocks of the other product, and bytes in reverse
+            "lambda product, row: [4 * (row // 32) + i if product == 'dQ' else 4 * i + row // 32 for i in range(4)]",
+            "lambda product, row: [4 * (row // 32) + i for i in range(4)]",
+        ],
+        "visited": [
+            "lambda kv_tile, seqlen_q, seqlen_k: -(-seqlen_q // 128) - kv_tile",
+            "lambda kv_tile, seqlen_q, seqlen_k: -(-seqlen_q // 128)",
+        ],
+        "factor_log2": [
+            "lambda do_norm, v_norm, k_max: math.floor(math.log2(65504 / (do_norm * v_norm * k_max)))",
+            "lambda do_norm, v_norm, k_max: round(math.log2(65504 / (2 * do_norm * v_norm * k_max)))",
+        ],
+    },
 }
 
 

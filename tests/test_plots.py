@@ -159,3 +159,12 @@ def test_the_published_range_is_in_the_picture():
     assert band.get_extents().width > 0
     assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx((low, high))
     assert figure.get_suptitle().startswith("2 pass, 1 borderline, 1 fail")
+
+
+def test_scales_of_ds_are_named_in_every_square():
+    from mxfp8fa.plots.backward import fig_ds_scales
+    from mxfp8fa.studies.backward import scale_atoms
+
+    figure = fig_ds_scales(scale_atoms())
+    tile, for_dk, for_dq = ([t.get_text() for t in ax.texts] for ax in figure.axes)
+    assert tile == for_dk and for_dq[:5] == ["k0 q0", "k1 q0", "k2 q0", "k3 q0", "k0 q1"]

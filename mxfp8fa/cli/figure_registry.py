@@ -203,6 +203,14 @@ def forward_tensor_memory() -> Figure:
     )
 
 
+def ds_scales() -> Figure:
+    """A tile of dS in its sixteen squares, and its scales as dK and as dQ read them."""
+    from mxfp8fa.plots.backward import fig_ds_scales
+    from mxfp8fa.studies.backward import scale_atoms
+
+    return fig_ds_scales(scale_atoms())
+
+
 # File name without suffix -> how to draw it.
 FIGURES: dict[str, Callable[[], Figure]] = {
     function.__name__: function
@@ -230,6 +238,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         tensor_memory,
         forward_timeline,
         forward_tensor_memory,
+        ds_scales,
     )
 }
 # Drawn from a run of a compiled kernel: these need the extra `kernels`.

@@ -6,7 +6,7 @@ Needs the extra `kernels`; importing this does not.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from mxfp8fa.emulator.check import Finding
 from mxfp8fa.emulator.mutate import mutants, record
 from mxfp8fa.numerics import attention_mxfp8, quantize
 from mxfp8fa.numerics.inputs import synthetic_llm
+
+if TYPE_CHECKING:
+    from mxfp8fa.kernels.plan import TmemMap
 
 HEAD_DIM = 128  # tensor memory is full at this one
 
@@ -85,13 +88,19 @@ class OneCta:
                 steps[pc] = step
 
 
-def tensor_memory_rows() -> list[tuple[int, int]]:
-    """Columns for a picture, first and last of each row: what the kernel's map declares, and the rest of S and O."""
-    from mxfp8fa.kernels.forward.plan import TMEM
+def tensor_memory_rows(tmem: TmemMap | None = None) -> list[tuple[int, int]]:
+    """Columns for a picture, first and last of each row: what a kernel's map declares, and the rest of its accumulators.
 
-    inner = sorted({(r.start, r.stop - 1) for r in TMEM if r.over})
+    Args:
+        tmem: the map; the forward's if None.
+    """
+    if tmem is None:
+        from mxfp8fa.kernels.forward.plan import TMEM
+
+        tmem = TMEM
+    inner = sorted({(r.start, r.stop - 1) for r in tmem if r.over})
     rows = list(inner)
-    for outer in (r for r in TMEM if not r.over):
+    for outer in (r for r in tmem if not r.over):
         used = max((last for first, last in inner if outer.start <= first < outer.stop), default=outer.start - 1)
         rows.append((used + 1, outer.stop - 1))
     return sorted(rows)

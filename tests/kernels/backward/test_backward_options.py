@@ -12,7 +12,7 @@ import numpy as np  # noqa: E402
 from backward_harness import SQUARE, assert_same, check_call, make_call, run_call  # noqa: E402
 
 from mxfp8fa.kernels.backward.call import backward  # noqa: E402
-from mxfp8fa.numerics import AttentionOptions, quantize  # noqa: E402
+from mxfp8fa.numerics import AttentionOptions, attention_reference_backward, quantize, sqnr_db  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -225,3 +225,58 @@ WRONG = {
 def test_refused(message):
     with pytest.raises(ValueError, match=message):
         backward(**operands(**WRONG[message]))
+
+
+def test_uneven_scales_of_v_give_the_right_dq_and_dk():
+    """What a closed kernel was published to get wrong. Scales of V between 2^-6 and 2^6, a block each; against float64, and
+    against what uniform or exchanged scales would give.
+    """
+    power = np.exp2(np.arange(8.0).reshape(1, 4, 1, 2) * 12 / 7 - 6).repeat(32, axis=1).repeat(32, axis=3)[:, :100]
+
+    def change(x):
+        rng = np.random.default_rng(0)
+        for name in ("q", "k", "do"):
+            x[name] = rng.standard_normal(x[name].shape).astype(np.float32)
+        x["v"] = (rng.standard_normal(x["v"].shape) * power).astype(np.float32)
+        exact.update(x)
+
+    exact = {}
+    call = make_call((1, 100, 100, 1, 1, 64), edit=change)
+    scales = call.operands["v"].to_mx_tensor().scale_e8m0
+    assert scales.max() - scales.min() >= 11
+    gradients = check_call(call)
+    reference = attention_reference_backward(*(exact[n] for n in ("q", "k", "v", "do")), softmax_scale=0.07)
+    wrong = []
+    for v in (exact["v"] / power, exact["v"] / power * power[..., ::-1]):
+        wrong.append(attention_reference_backward(exact["q"], exact["k"], v, exact["do"], softmax_scale=0.07))
+    for i, got in enumerate(gradients):
+        assert sqnr_db(got.numpy(), reference[i]) > 20
+        if i < 2:
+            assert all(sqnr_db(other[i], reference[i]) < 5 for other in wrong)
+
+
+def test_padding_never_reaches_a_gradient():
+    """NaN in what lies behind the tensors' ends in memory: keys, queries and scales of the padding are not read as numbers."""
+    call = make_call((1, 33, 70, 2, 1, 64))
+    operands = dict(call.operands)
+    for name in ("q", "k", "v"):
+        x = operands[name]
+        room = torch.full((x.codes.numel() + 256 * 64,), 0x7F, dtype=torch.uint8)
+        codes = room[: x.codes.numel()].view(x.codes.shape).copy_(x.codes)
+        operands[name] = replace(x, codes=codes)
+    for name in ("o", "do"):
+        x = operands[name]
+        room = torch.full((x.numel() + 256 * 64,), torch.nan)
+        operands[name] = room[: x.numel()].view(x.shape).copy_(x)
+    check_call(replace(call, operands=operands))
+
+
+def test_grouped_heads_add_up_in_the_key_head():
+    """Three query heads on one key head: dK and dV are those of the sum, and heads of other groups are apart."""
+    call = make_call((1, 40, 70, 6, 2, 64))
+    gradients = check_call(call)
+    only = replace(call, operands={**call.operands, "do": call.operands["do"].clone()})
+    only.operands["do"][:, :, 3:] = 0
+    again, _ = run_call(only)
+    assert not again.dK[:, :, 1].any() and not again.dV[:, :, 1].any() and not again.dQ[:, :, 3:].any()
+    assert torch.equal(again.dV[:, :, 0], gradients.dV[:, :, 0]) and torch.equal(again.dK[:, :, 0], gradients.dK[:, :, 0])
