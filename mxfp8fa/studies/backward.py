@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mxfp8fa.numerics import AttentionOptions, attention_mxfp8, attention_reference_backward, quantize, sqnr_db
-from mxfp8fa.numerics.backward import AttentionGradients, BackwardTile, attention_mxfp8_backward
+from mxfp8fa.numerics.backward import BackwardTile, attention_mxfp8_backward
 from mxfp8fa.numerics.backward_inputs import SecondPayloads
 from mxfp8fa.numerics.formats import decode
 from mxfp8fa.numerics.inputs import AttentionInputs, synthetic_llm
@@ -43,7 +43,7 @@ def dq_formats(*, tokens: int = 1024, head_dim: int = 128, heads: int = 1) -> li
     found = []
     for dtype, size in (("float32", 4), ("float16", 2)):
         options = AttentionOptions(dq_accumulate=dtype)  # type: ignore[arg-type]
-        dq = _gradients(x, options).dQ
+        dq = _dq(x, options)
         whole = tokens * head_dim * heads * size
         passes = -(-tokens // TILE) + 2
         found.append(DqFormat(dtype, TILE * head_dim * size, passes * whole, sqnr_db(dq, exact)))
@@ -72,9 +72,9 @@ def payloads_of_s(seed: int = 4) -> dict[str, dict[str, float]]:
         ("squares under the lse of 1x32", rows, squares),
         ("squares in both", squares, squares),
     ):
-        o, lse = attention_mxfp8(*forward, v, causal=True)
+        o, lse = attention_mxfp8(forward[0], forward[1], v, causal=True)
         second = SecondPayloads(q=squares[0], k=squares[1], v=v_second)
-        gradients = attention_mxfp8_backward(*backward, v, x.do, o, lse, causal=True, second=second)
+        gradients = attention_mxfp8_backward(backward[0], backward[1], v, x.do, o, lse, causal=True, second=second)
         found[name] = {t: sqnr_db(a, b) for t, a, b in zip(("dQ", "dK", "dV"), gradients, exact, strict=True)}
     return found
 
@@ -105,6 +105,8 @@ def scale_atoms() -> dict[str, NDArray[np.int64]]:
     return {"dK": number.repeat(32, axis=0), "dQ": number.T.repeat(32, axis=0)}
 
 
-def _gradients(x: AttentionInputs, options: AttentionOptions) -> AttentionGradients:
+def _dq(x: AttentionInputs, options: AttentionOptions) -> NDArray:
     o, lse = attention_mxfp8(x.q, x.k, x.v, options=options)
-    return attention_mxfp8_backward(x.q, x.k, x.v, x.do, o, lse, options=options)
+    dq = attention_mxfp8_backward(x.q, x.k, x.v, x.do, o, lse, options=options).dQ
+    assert isinstance(dq, np.ndarray)  # options.gradients is "float32"
+    return dq
