@@ -153,6 +153,9 @@ def table(lines: list[Line], first: str) -> str:
             "",
             first,
             "",
+            "The goal for 2048 x 2048, 5 million a second, is missed. Registers, tensor memory and products are machine code; "
+            "most of what is left is Python: turns of warps, waits, named barriers, branches that split a warp, TMA.",
+            "",
             "![Time and memory by sequence length](emulator_speed.png)",
             "",
         ]
