@@ -124,12 +124,14 @@ def main() -> None:
     head = f"""\
         # This emulator beside others
 
-        Emulated, {datetime.date.today()}: {cpu_name()}; {versions}. 
-        `OMP_NUM_THREADS=1 python bench/emulator_others.py --others PYTHON --write`, load average {os.getloadavg()[0]:.1f}: read CPU time, other work makes wall time long.
+        Emulated, {datetime.date.today()}: {cpu_name()}; {versions}.
+        `OMP_NUM_THREADS=1 python bench/emulator_others.py --others PYTHON --write`, load average
+        {os.getloadavg()[0]:.1f}: read CPU time, other work makes wall time long.
 
         Milliseconds of a call after the first, CPU / wall, best of five by CPU time: a product of 128 x 128 x 128 (BF16,
         operands by TMA), and y = 2 x + 1 on 4,096 float32 in 32 blocks of 128 threads. They do different work: this
-        emulator executes the compiled PTX, JAX interprets Python's operations on whole tiles, Numba runs every thread as an OS thread in Python.
+        emulator executes the compiled PTX, JAX interprets Python's operations on whole tiles, Numba runs every thread as an
+        OS thread in Python.
 
         | emulator | product, ms | elementwise, ms |
         |---|---|---|
