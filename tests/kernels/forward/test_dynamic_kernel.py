@@ -9,7 +9,12 @@ pytest.importorskip("llvmlite")
 import numpy as np  # noqa: E402
 from forward_harness import check, model, operands, run  # noqa: E402
 
+from mxfp8fa.emulator.mutate import SCHEDULES as SCHEDULES_OF_MUTANTS  # noqa: E402
+from mxfp8fa.emulator.mutate import record, run_study  # noqa: E402
 from mxfp8fa.emulator.remains import MemoryAtExit  # noqa: E402
+from mxfp8fa.kernels import MXOperand  # noqa: E402
+from mxfp8fa.kernels.forward import forward_arguments  # noqa: E402
+from mxfp8fa.kernels.forward.names import names  # noqa: E402
 from mxfp8fa.kernels.forward.plan import TMEM  # noqa: E402
 from mxfp8fa.numerics import AttentionOptions, MXTensor  # noqa: E402
 
@@ -72,3 +77,17 @@ def test_special_scores(options):
     o, _, _ = check(q, k, v, options=options, causal=True)
     rows = o[0, :, 0].isnan().any(-1)
     assert rows[110:].all() and rows[13] and not rows.all() and (o[0, :10] == 0).all()
+
+
+@pytest.mark.slow
+def test_synchronisation_mutants_are_caught():
+    """Among them the fence between a word's store and the copy that reads it, which only dynamic scales have."""
+    tensors = map(MXOperand.from_mx_tensor, operands(1, 130, 200, 4, 1, 64))
+    compiled, arguments, _ = forward_arguments(*tensors, softmax_scale=0.1, ctas=1, options=PLAIN)
+    study = run_study(
+        record(compiled, *arguments, sm_count=1), schedules=SCHEDULES_OF_MUTANTS[:4], names=names(64).barrier,
+        wait_ld="required",
+    )  # fmt: skip
+    assert study.score == 1 and study.count("caught") > 120
+    own = [v for v in study.verdicts if "dynamic.py" in (v.mutant.site.source or "")]
+    assert [v.outcome for v in own] == ["caught"]
