@@ -163,6 +163,11 @@ MISTAKES = {
         "half_bits": ["lambda code: code << 8", "lambda code: code"],
         "largest_code": ["lambda p_offset, threshold: 8 * (p_offset + 7)", "lambda p_offset, threshold: 126"],
     },
+    "11_producers": {
+        "pass_bytes": ["lambda elements, read_bytes: elements * (read_bytes + 1)", "lambda elements, read_bytes: elements * 3"],
+        "break_even": ["lambda saved, cost, seqlen: seqlen * saved / cost", "lambda saved, cost, seqlen: seqlen"],
+        "scale_byte": ["lambda token, block: 4 * token + block", "lambda token, block: 16 * (token % 32) + token // 32 + block"],
+    },
     "13_backward": {
         "word": [
             # the blocks of the other product, and bytes in reverse
