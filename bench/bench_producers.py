@@ -1,8 +1,8 @@
 """Times of the producers on a CUDA GPU, with ceilings beside them; raw results as JSON.
 
 Run as `python bench/bench_producers.py [--write bench/results/producers_h200.json]`. Medians of CUDA graph replays over
-rotating inputs (`mxfp8fa.studies.producers`). Where quack-kernels is
-installed, its RMSNorm runs beside ours. Minutes on an H200, most of them compilations.
+rotating inputs (`mxfp8fa.studies.producers`). Where quack-kernels is installed, its RMSNorm runs beside ours. Minutes on an
+H200, most of them compilations.
 """
 
 from __future__ import annotations

@@ -158,6 +158,8 @@ def module_speed() -> Figure:
     from mxfp8fa.studies.module_speed import MODELLED_RATES, PUBLISHED_RATES, Module
 
     return fig_module_speed((Module(), PUBLISHED_RATES, MODELLED_RATES))
+
+
 def producers() -> Figure:
     """The fused quantizers beside their ceilings, as measured on an H200 (`bench/bench_producers.py` makes it again)."""
     from mxfp8fa.plots.producers import fig_producers
