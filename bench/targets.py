@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import types
+from typing import TYPE_CHECKING
 
 import cuda.bindings.driver as cuda
 import torch
@@ -13,7 +14,11 @@ from cutlass.cute.runtime import from_dlpack
 
 from mxfp8fa.cli.targets import Target
 from mxfp8fa.emulator.host import cuda_shims
+from mxfp8fa.emulator.machine.memory import SHARED_BASE
 from mxfp8fa.emulator.names import Names
+
+if TYPE_CHECKING:
+    from flash_attn.cute.flash_fwd_sm100 import FlashAttentionForwardSm100
 
 SM_COUNT = 1  # one CTA works on all tiles, one after another
 ROLES = ("softmax0",) * 4 + ("softmax1",) * 4 + ("correction",) * 4 + ("mma", "epilogue", "load", "idle")
@@ -44,7 +49,18 @@ def flash_attention_4(
             cuda.CUstream(0),
         )  # fmt: skip
         compiled = cute.compile(kernel, *args, options="--gpu-arch=sm_100a --generate-line-info")
-    return Target(compiled, args, Names(roles=dict(enumerate(ROLES))))
+    return Target(compiled, args, Names(roles=dict(enumerate(ROLES)), barriers=_barriers(kernel)))
+
+
+def _barriers(kernel: FlashAttentionForwardSm100) -> dict[int, str]:
+    """Offsets of its mbarriers, in the order of its SharedStorage: per pipeline the full ones, then the empty ones."""
+    stages = kernel.s_p_o_stage
+    pipelines = {"q": kernel.q_stage, "kv": kernel.kv_stage} | dict.fromkeys(
+        ("s_full_p_full_o_rescaled", "p_full_lastsplit", "o_full", "softmax_stats"), stages
+    )
+    pipelines |= {"o_epi": kernel.q_stage} | ({"load_epi": 1} if kernel.overlap_sO_sQ else {}) | {"s0_s1_sequence": 2}
+    names = [f"{name}.{end}[{i}]" for name, n in pipelines.items() for end in ("full", "empty") for i in range(n)]
+    return {SHARED_BASE + 8 * i: name for i, name in enumerate(names)}
 
 
 def _dynamic(tensor: torch.Tensor, alignment_bytes: int) -> cute.Tensor:

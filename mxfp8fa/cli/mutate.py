@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the study and print it."""
     from mxfp8fa.cli.targets import load_target
     from mxfp8fa.emulator import EmulationError
-    from mxfp8fa.emulator.mutate import SCHEDULES, Verdict, record, run_study
+    from mxfp8fa.emulator.mutate import SCHEDULES, Verdict, run_study
 
     if not 1 <= args.schedules <= len(SCHEDULES):
         raise CommandError(f"--schedules {args.schedules}: allowed are 1 to {len(SCHEDULES)}")
@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         study = run_study(
-            record(target.compiled, *target.args, sm_count=args.sm_count),
-            schedules=SCHEDULES[: args.schedules], select=select, names=target.names.barrier,
+            target.record(args.sm_count),
+            schedules=SCHEDULES[: args.schedules], select=select, names=target.names,
             progress=progress, **target.options,
         )  # fmt: skip
     except EmulationError as error:

@@ -13,10 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mxfp8fa.cli.console import CommandError
 from mxfp8fa.emulator.names import Names
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.mutate import Recorded
 
 # Peers are not part of the package: their targets live in a checkout.
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -29,12 +32,20 @@ class Target:
 
     Attributes:
         options: further emulator options (`Options`) that the kernel is meant to be run with.
+        more: further arguments; `mutate` runs every mutant on these too.
     """
 
     compiled: Any
     args: tuple[Any, ...]
     names: Names = field(default_factory=Names)
     options: dict[str, Any] = field(default_factory=dict)
+    more: tuple[tuple[Any, ...], ...] = ()
+
+    def record(self, sm_count: int) -> list[Recorded]:
+        """The launches of all calls, not run."""
+        from mxfp8fa.emulator.mutate import record
+
+        return [launch for args in (self.args, *self.more) for launch in record(self.compiled, *args, sm_count=sm_count)]
 
 
 def k_loop() -> Target:
@@ -117,12 +128,21 @@ def _attention_step(
 
 
 def forward() -> Target:
-    """The forward kernel: one CTA works on four heads, two Q tiles each, and two tiles of keys, the last of them short."""
+    """The forward kernel: one CTA works on four heads, two Q tiles each, and two tiles of keys, the last of them short.
+
+    And again on one head with one short tile of keys, which then is the last of all: a path of its own.
+    """
+    from mxfp8fa.kernels.forward.names import names
+
+    (compiled, args), (_, short) = _forward_call(4, 200), _forward_call(1, 40)
+    return Target(compiled, args, names(64), {"wait_ld": "required"}, more=(short,))
+
+
+def _forward_call(num_heads: int, keys: int) -> tuple[Any, tuple[Any, ...]]:
     import numpy as np
 
     from mxfp8fa.kernels import MXOperand
     from mxfp8fa.kernels.forward import forward_arguments
-    from mxfp8fa.kernels.forward.names import names
     from mxfp8fa.numerics import quantize
 
     rng = np.random.default_rng(0)
@@ -131,10 +151,10 @@ def forward() -> Target:
         MXOperand.from_mx_tensor(
             quantize(rng.standard_normal((1, n, heads, head_dim)).astype(np.float32), axes=axis, tail="partial")
         )
-        for n, heads, axis in ((130, 4, 3), (200, 1, 3), (200, 1, 1))
+        for n, heads, axis in ((130, num_heads, 3), (keys, 1, 3), (keys, 1, 1))
     )
     compiled, args, _ = forward_arguments(q, k, v, softmax_scale=head_dim**-0.5, ctas=1)
-    return Target(compiled, args, names(head_dim), {"wait_ld": "required"})
+    return compiled, args
 
 
 def backward() -> Target:

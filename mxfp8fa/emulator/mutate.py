@@ -284,9 +284,7 @@ def baseline(launches: Sequence[Recorded], **options: Any) -> Baseline:
     return Baseline(keys, frozenset(executed), frozenset(unused), inputs, _contents(launches))
 
 
-def equivalence(
-    launches: Sequence[Recorded], mutant: Mutant, known: Baseline, names: Callable[[Any], str], **options: Any
-) -> str:
+def equivalence(launches: Sequence[Recorded], mutant: Mutant, known: Baseline, names: Names, **options: Any) -> str:
     """Why a mutant that survived is equivalent for this input, or "" if nothing shows it.
 
     For a deleted wait, fence or barrier the unbroken kernel runs once more under the eye of a `Witness`.
@@ -314,10 +312,6 @@ def equivalence(
         if flipped
         else arguments[0]
     )
-
-
-def _plain_name(key: Any) -> str:
-    return Names().barrier(key)
 
 
 def finding_key(finding: Finding) -> tuple[str, int]:
@@ -349,7 +343,7 @@ class _Impatient(Checker):
 
 def run_mutant(
     launches: Sequence[Recorded], mutant: Mutant, known: Baseline, *,
-    schedules: Sequence[tuple[str, int]] = SCHEDULES, names: Callable[[Any], str] | None = None, **options: Any,
+    schedules: Sequence[tuple[str, int]] = SCHEDULES, names: Names | None = None, **options: Any,
 ) -> Verdict:  # fmt: skip
     """Run a mutant under one schedule after another until it is caught.
 
@@ -361,7 +355,7 @@ def run_mutant(
         mutant: one of `mutants` of one of the launches' programs.
         known: what `baseline` said of the unbroken launches.
         schedules: (schedule, seed) pairs.
-        names: key of a barrier -> its name in arguments.
+        names: roles and barriers, for arguments.
         **options: further `Options`.
     """
     if (mutant.kernel, mutant.pc) not in known.executed:
@@ -378,7 +372,7 @@ def run_mutant(
             return Verdict(mutant, "caught", found.kind, name, str(found).split("\n")[0])
         wrong = wrong or _contents(launches) != known.outputs
         if i + 1 == min(SCHEDULES_BEFORE_ARGUING, len(schedules)) and not wrong:
-            reason = equivalence(launches, mutant, known, names or _plain_name, **options)
+            reason = equivalence(launches, mutant, known, names or Names(), **options)
             if reason:
                 return Verdict(mutant, "equivalent", message=reason)
     return Verdict(mutant, "survived", wrong_output=wrong)
@@ -410,7 +404,9 @@ def _run(recorded: Recorded, options: Options, watch: Checker) -> None:
 
 
 def _writable(launches: Sequence[Recorded]) -> list[Range]:
-    return [r for r in launches[0].ranges if r.writable] if launches else []
+    """Every writable range of any of the launches, once."""
+    ranges = [r for recorded in launches for r in recorded.ranges if r.writable]
+    return list({(r.address, r.size_bytes): r for r in ranges}.values())
 
 
 def _contents(launches: Sequence[Recorded]) -> list[bytes]:
@@ -464,7 +460,7 @@ class Study:
 
 def run_study(
     launches: Sequence[Recorded], *, schedules: Sequence[tuple[str, int]] = SCHEDULES,
-    select: Callable[[list[Mutant]], list[Mutant]] | None = None, names: Callable[[Any], str] | None = None,
+    select: Callable[[list[Mutant]], list[Mutant]] | None = None, names: Names | None = None,
     progress: Callable[[int, int, Verdict], None] | None = None, **options: Any,
 ) -> Study:  # fmt: skip
     """Run every mutant of every kernel.
@@ -473,7 +469,7 @@ def run_study(
         launches: what `record` returned.
         schedules: (schedule, seed) pairs, tried in this order.
         select: chooses some of the mutants; None takes all.
-        names: key of a barrier -> its name in arguments.
+        names: roles and barriers, for arguments.
         progress: called after each mutant with (done, total, verdict).
         **options: further `Options`.
     """

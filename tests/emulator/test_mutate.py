@@ -86,8 +86,8 @@ def test_a_survivor_is_explained_by_the_edge_that_orders_the_same():
 
 def test_names_in_explanations():
     body = NEIGHBOUR.format(sync="bar.sync 1;\n bar.sync 2;")
-    (verdict, _) = study(body, schedules=mutate.SCHEDULES[:1], names=lambda key: f"meeting {key[2]}").verdicts
-    assert "meeting 2 at PTX line" in verdict.message
+    (verdict, _) = study(body, schedules=mutate.SCHEDULES[:1], names=Names(roles={1: "reader"})).verdicts
+    assert "CTA (0, 0, 0) warp 1 (reader) after CTA (0, 0, 0) warp 0: barrier 2 at PTX line" in verdict.message
 
 
 def test_a_wait_that_nothing_needs():
@@ -99,6 +99,26 @@ def test_a_wait_that_nothing_needs():
         wait.message
         == "no later access of its warp, or of what the warp issues, conflicts with one that it would order"
     )
+
+
+def test_the_end_of_the_cta_counts_as_an_access():
+    """Both warps wait for a copy that nobody reads: either wait keeps it from outliving the CTA."""
+    wait = "{0}:\n mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0;\n @!%p3 bra {0};\n"
+    both = f" setp.lt.u32 %p2, %r1, 32;\n @!%p2 bra SECOND;\n{wait.format('V')} bra DONE;\nSECOND:\n{wait.format('W')}DONE:\n"
+    body = bulk(wait=both).replace(" ld.shared.u32 %r6, [%r7];\n bar.sync 0;\n", "")
+    first, second = [v for v in study(body).verdicts if v.mutant.change == "wait removed"]
+    lines = [v.mutant.site.ptx_line for v in (first, second)]
+    end = "before the CTA's exit also ordered by CTA (0, 0, 0) warp {} after TMA: mbarrier 0x400 at PTX line {}"
+    assert first.outcome == second.outcome == "equivalent"
+    assert first.message.endswith(end.format(1, lines[1])) and second.message.endswith(end.format(0, lines[0]))
+
+
+def test_an_input_of_two_calls_restores_the_memory_of_both():
+    """A mutant runs on every call; the second call's output is its own array."""
+    body = NEIGHBOUR.format(sync="bar.sync 1;")
+    calls = recorded(body) + recorded(body)
+    assert len(mutate._writable(calls)) == 2 * len(mutate._writable(calls[:1]))
+    assert mutate.run_study(calls).count("caught") == 1
 
 
 def test_a_barrier_that_nobody_uses_and_code_that_nobody_reaches():

@@ -2,13 +2,14 @@
 
 The witness runs the unbroken kernel, but one instruction teaches nothing: a wait still waits, and its warp learns nothing
 by it. If the checker is silent all the same, the happens-before relation does not need the instruction for this input;
-and for every conflicting pair that it would have ordered, the witness names the edge that did.
+and for every conflicting pair that it would have ordered, the witness names the edge that did. The end of the CTA, where
+nothing asynchronous may still run, counts as an access.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from mxfp8fa.emulator.check.checker import Checker
 from mxfp8fa.emulator.check.clocks import Actor, Knowledge, Meetings, fit
 from mxfp8fa.emulator.check.findings import Finding
 from mxfp8fa.emulator.check.shadow import Access, Cells, Conflict, Shadow
+from mxfp8fa.emulator.names import Names
+
+if TYPE_CHECKING:
+    from mxfp8fa.emulator.machine.cluster import CTA
 
 _SHOWN_EDGES = 3
 
@@ -25,19 +30,20 @@ class Witness(Checker):
 
     Args:
         pc: index of the instruction.
-        names: key of a synchronisation object -> its name.
+        names: roles and barriers.
         **options: as for `Checker`.
     """
 
-    def __init__(self, pc: int, names: Callable[[Any], str], **options: Any):
-        super().__init__(**options)
+    def __init__(self, pc: int, names: Names, **options: Any):
+        super().__init__(names=names, **options)
         self._pc = pc
-        self._names_of = names
+        self._names_of = names.barrier
         self._ignored: dict[Actor, np.ndarray] = {}  # actor -> clocks that the instruction would have taught it
         self._unmuted = Meetings()  # what the instruction would have given
         self._lessons: dict[Actor, list[tuple[str, np.ndarray]]] = {}
         self._issuers: dict[int, Actor] = {}
         self._edges: dict[str, int] = {}
+        self._at_exit: dict[str, int] = {}
         self.executions = 0
         self.fresh = 0
 
@@ -116,7 +122,9 @@ class Witness(Checker):
         ignored = self._ignored.get(source)
         if ignored is not None:
             for earlier in shadow.accesses(cells, write=access.write):
-                if earlier.actor != source.number and earlier.clock <= int(fit(ignored, earlier.actor + 1)[earlier.actor]):
+                if earlier.actor != source.number and earlier.clock <= int(
+                    fit(ignored, earlier.actor + 1)[earlier.actor]
+                ):
                     self._name_edge(source, earlier)
         yield from super()._conflicts(shadow, cells, access)
 
@@ -127,6 +135,29 @@ class Witness(Checker):
                 self._edges[text] = self._edges.get(text, 0) + 1
                 break
 
+    def cta_done(self, cta: CTA) -> None:
+        """What asynchronous units did and the instruction would have told must be known by another edge now."""
+        ended = [
+            actor
+            for key, actor in self._actors.by_key.items()
+            if isinstance(key, tuple) and key[:2] == ("warp", cta.index)
+        ]
+        numbers = {actor.number: actor for actor in self._actors.by_key.values() if actor.asynchronous}
+        for actor in ended:
+            ignored = self._ignored.get(actor, np.zeros(0, np.int32))
+            for number in np.flatnonzero(ignored).tolist():
+                if number in numbers:
+                    self._name_edge_at_exit(ended, numbers[number], int(ignored[number]))
+        super().cta_done(cta)
+
+    def _name_edge_at_exit(self, ended: list[Actor], agent: Actor, clock: int) -> None:
+        for warp in ended:
+            for edge, known in self._lessons.get(warp, ()):
+                if int(fit(known, agent.number + 1)[agent.number]) >= clock:
+                    text = f"{warp.name} after {agent.name}: {edge}"
+                    self._at_exit[text] = self._at_exit.get(text, 0) + 1
+                    return
+
     def argument(self, benign: frozenset[tuple[str, int]] = frozenset()) -> str:
         """Why the instruction is superfluous, or "" if the checker was not silent.
 
@@ -136,11 +167,17 @@ class Witness(Checker):
             return ""
         if self.executions and self.fresh == self.executions:
             return "it always finds a fresh barrier, so it never waits"
-        if not self._edges:
-            return "no later access of its warp, or of what the warp issues, conflicts with one that it would order"
-        edges = sorted(self._edges, key=lambda edge: -self._edges[edge])
-        more = f"; and {len(edges) - _SHOWN_EDGES} more" if len(edges) > _SHOWN_EDGES else ""
-        return "also ordered by " + "; ".join(edges[:_SHOWN_EDGES]) + more
+        if self._edges:
+            return f"also ordered by {_most(self._edges)}"
+        nothing = "no later access of its warp, or of what the warp issues, conflicts with one that it would order"
+        return f"{nothing}; before the CTA's exit also ordered by {_most(self._at_exit)}" if self._at_exit else nothing
+
+
+def _most(edges: dict[str, int]) -> str:
+    """Those that order most pairs."""
+    first = sorted(edges, key=lambda edge: -edges[edge])
+    more = f"; and {len(edges) - _SHOWN_EDGES} more" if len(edges) > _SHOWN_EDGES else ""
+    return "; ".join(first[:_SHOWN_EDGES]) + more
 
 
 def _line(finding: Finding) -> int:

@@ -132,9 +132,11 @@ def bar_red_count(
 
 @machine("bar.warp.sync a", section="9.7.13 bar.warp.sync")
 def bar_warp_sync(warp: Warp, bits: int, a: np.ndarray) -> Outcome | None:
-    """Wait for the threads of the warp named in a."""
-    lane = (bits & -bits).bit_length() - 1
-    return None if warp.converged(int(a[lane]), "bar.warp.sync") else Outcome.BLOCKED
+    """Wait for the threads of the warp named in a.
+
+    Every lane that executes it must be one of those that its mask names.
+    """
+    return None if warp.members_here(bits, a, "bar.warp.sync") else Outcome.BLOCKED
 
 
 @machine("barrier.cluster.arrive{.sem}{.aligned}", sem=("release", "relaxed"), section="9.7.13 barrier.cluster")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mxfp8fa.emulator.errors import IllegalOperation, PoisonError, UnsupportedInstruction
+from mxfp8fa.emulator.errors import PoisonError, UnsupportedInstruction
 from mxfp8fa.emulator.isa import trace
 from mxfp8fa.emulator.isa.registry import REGISTRY, Definition, OperandSpec, why_refused
 from mxfp8fa.emulator.lanes import LANES, raw_dtype
@@ -70,6 +70,8 @@ def _register_reader(register: syntax.Register, dtype: type, value_type: str) ->
     index = register.id
     if (register.type == "pred") != (value_type == "pred"):
         raise BindError(f"register {register} is {register.type}, but {value_type} is needed")
+    if register.bits < BITS[value_type]:  # ld, st and cvt may use wider registers, and nothing may use narrower ones
+        raise BindError(f"register {register} has {register.bits} bits, but the instruction reads {BITS[value_type]}")
     if register_dtype(register) is dtype:
         return lambda w: (w.regs[index], w.shadow[index])
 
@@ -103,11 +105,11 @@ def address_reader(operand: Any, program: Program) -> Reader:
     if operand.base is None:
         constant = np.full(LANES, operand.offset, np.uint64)
         return lambda w: (constant, None)
-    base = reader(operand.base, "u64", program)
+    narrow = isinstance(operand.base, syntax.Register) and operand.base.bits == 32
+    base = _widened(reader(operand.base, "u32", program)) if narrow else reader(operand.base, "u64", program)
     if operand.offset == 0:
         return base
     offset = np.uint64(operand.offset & (2**64 - 1))
-    narrow = isinstance(operand.base, syntax.Register) and operand.base.bits == 32
 
     def read(w: Warp) -> Tracked:
         value, shadow = base(w)
@@ -115,6 +117,16 @@ def address_reader(operand: Any, program: Program) -> Reader:
         return (value & np.uint64(0xFFFFFFFF) if narrow else value), shadow
 
     return read
+
+
+def _widened(read: Reader) -> Reader:
+    """An address of 32 bits as one of 64."""
+
+    def widened(w: Warp) -> Tracked:
+        value, shadow = read(w)
+        return value.astype(np.uint64), None if shadow is None else shadow.astype(np.uint64)
+
+    return widened
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -284,7 +296,7 @@ def _bind_pure(
 
     def step(warp: Warp, bits: int) -> Outcome | None:
         tracked = [read(warp) for read in readers]
-        if member is not None and not _members_here(warp, bits, member(warp)[0], instruction.mnemonic):
+        if member is not None and not warp.members_here(bits, member(warp)[0], instruction.mnemonic):
             return Outcome.BLOCKED
         mask = lanes_of(bits)
         results = evaluate(mask, *[t[0] for t in tracked])
@@ -347,19 +359,6 @@ def _member_reader(
 ) -> Reader | None:
     name = definition.extra.get("membermask")
     return None if name is None else readers[[s.name for s, _, _ in inputs].index(name)]
-
-
-def _members_here(warp: Warp, bits: int, masks: np.ndarray, what: str) -> bool:
-    """Whether all live threads named by the membermask are here; blocks the group otherwise."""
-    named = 0
-    for lane in indices_of(bits).tolist():  # parts of a warp may use masks of their own
-        mine = int(masks[lane])
-        if not mine >> lane & 1:
-            raise IllegalOperation(
-                f"{what}: lane {lane} executes it but is not in its membermask {mine:#010x}", lane=lane
-            )
-        named |= mine
-    return warp.converged(named, what)
 
 
 def _bind_machine(

@@ -306,6 +306,21 @@ class Warp:
         self.group.wait = Wait(("converge", self.number), f"{what} waits for lanes {lanes} of its own warp")
         return False
 
+    def members_here(self, bits: int, masks: np.ndarray, what: str) -> bool:
+        """`converged` for all threads named by the membermasks of the lanes in `bits`, each of which must name itself.
+
+        PTX ISA: "the behavior is undefined if the executing thread is not in the membermask".
+        """
+        named = 0
+        for lane in indices_of(bits).tolist():  # parts of a warp may use masks of their own
+            mine = int(masks[lane])
+            if not mine >> lane & 1:
+                raise IllegalOperation(
+                    f"{what}: lane {lane} executes it but is not in its membermask {mine:#010x}", lane=lane
+                )
+            named |= mine
+        return self.converged(named, what)
+
     # -- execution ----------------------------------------------------------------------------------------------------
 
     def run(self, budget: int) -> int:

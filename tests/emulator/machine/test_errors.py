@@ -206,3 +206,39 @@ def test_a_failed_run_leaves_nothing_behind():
     from mxfp8fa.emulator.machine.cluster import Cluster
 
     assert not [x for x in gc.get_objects() if isinstance(x, Cluster)]
+
+
+def test_a_lane_outside_its_own_mask():
+    """bar.warp.sync is undefined for a thread that its membermask does not name."""
+    with pytest.raises(
+        em.IllegalOperation, match=r"bar\.warp\.sync: lane 1 executes it but is not in its membermask 0x00000001"
+    ):
+        launch(" bar.warp.sync 1;", np.zeros(32, np.uint32))
+    launch(" shl.b32 %r9, 1, %r1;\n bar.warp.sync %r9;", np.zeros(32, np.uint32))  # each lane by itself
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["add.u32 %r9, %h1, 1;", "setp.eq.u32 %p1, %h1, 1;", "st.global.u32 [%rd4], %h1;", "add.u64 %rd9, %rd4, %r1;"],
+)
+def test_registers_too_narrow_for_what_is_read(text):
+    """As ptxas: "Arguments mismatch"; only ld, st and cvt take registers of another size, and those wider ones."""
+    with pytest.raises(
+        em.UnsupportedInstruction, match=r"register %\w+ has (16|32) bits, but the instruction reads (32|64)"
+    ):
+        launch(f" mov.u16 %h1, 1;\n {text}", np.zeros(32, np.uint32))
+
+
+def test_wider_registers_where_the_isa_allows_them():
+    out = np.zeros(32, np.uint32)
+    launch(" mov.u32 %r9, 0x12345;\n cvt.u32.u16 %r9, %r9;\n st.global.u16 [%rd4], %r9;", out)
+    assert (out == 0x2345).all()
+
+
+def test_one_lane_is_a_lane():
+    body = (
+        " setp.eq.u32 %p1, %r1, 0;\n @%p1 mbarrier.init.shared.b64 [%r2], 1;\n bar.sync 0;\n @!%p1 bra END;\n"
+        "W:\n mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0;\n @!%p3 bra W;\nEND:"
+    )
+    with pytest.raises(em.DeadlockError, match=r"warp 0 \(1 lane\): waits"):
+        launch(body, np.zeros(32, np.uint32))

@@ -154,7 +154,7 @@ def test_synchronisation_mutants_are_caught():
     """Those left over are ordered by another edge, named in the verdict, or not executed by this input."""
     target = forward()
     study = run_study(
-        record(target.compiled, *target.args, sm_count=1), schedules=SCHEDULES[:4], names=target.names.barrier,
+        record(target.compiled, *target.args, sm_count=1), schedules=SCHEDULES[:4], names=target.names,
         **target.options,
     )  # fmt: skip
     assert study.score >= 0.95 and study.count("caught") > 120
