@@ -42,6 +42,7 @@ def compute(cta: Fixed) -> None:
         for tile in cutlass.range(work.first, work.q_tiles, unroll=1):
             sTerms = cta.sTerms[None, t % STAGES]
             sAddend, sDelta = (cute.local_tile(sTerms, (HALF,), (2 * i + half,)) for i in (0, 1))
+            # For lse and delta. s_full says as much, but by way of the mma warp: who reads what a bulk copy wrote waits for it.
             events.q_full.wait(t)
             events.s_full.wait(t)
             row = load_row(tS, HALF, lane)
