@@ -183,6 +183,11 @@ MISTAKES = {
             "lambda do_norm, v_norm, k_max: round(math.log2(65504 / (2 * do_norm * v_norm * k_max)))",
         ],
     },
+    "15_does_it_train": {
+        "relative_error": ["lambda db: 10 ** (-db / 10)", "lambda db: 1 - db / 20"],
+        "hidden_up_to": ["lambda noise, rounding: noise / rounding", "lambda noise, rounding: (rounding / noise) ** 2"],
+        "module_gain": ["lambda attention, faster: 1 + attention * (faster - 1)", "lambda attention, faster: faster"],
+    },
 }
 
 

@@ -68,7 +68,7 @@ def test_links_lead_somewhere():
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=["numerics", "attention", "emulator"])
+@pytest.mark.parametrize("code", EXAMPLES, ids=["numerics", "attention", "layer", "emulator"])
 def test_the_python_examples_run(code, capsys):
     if "torch" in code:
         needs_kernels()
