@@ -66,14 +66,11 @@ def reduce_dq(cta: Fixed, mWork: cute.Tensor, mFactor: cute.Tensor, mOverflows: 
 
 @cute.jit
 def count_overflows(piece: cute.Tensor, mOverflows: cute.Tensor) -> None:
-    """Add the number of elements that FP16 rounds to infinity; max drops NaN, and so do comparisons."""
-    amax = cutlass.Float32(0)
+    """Add the number of elements that FP16 rounds to infinity; a comparison with NaN is false."""
+    count = cutlass.Int32(0)
     for i in cutlass.range_constexpr(cute.size(piece)):
-        amax = cute.arch.fmax(amax, cute.arch.fmax(piece[i], -piece[i]))
-    if amax >= FLOAT16_OVERFLOW:
-        count = cutlass.Int32(0)
-        for i in cutlass.range_constexpr(cute.size(piece)):
-            count += cutlass.Int32(piece[i] >= FLOAT16_OVERFLOW) + cutlass.Int32(piece[i] <= -FLOAT16_OVERFLOW)
+        count += cutlass.Int32(cute.arch.fmax(piece[i], -piece[i]) >= FLOAT16_OVERFLOW)
+    if count > 0:
         cute.arch.atomic_add(mOverflows.iterator.llvm_ptr, count)
 
 
