@@ -168,6 +168,18 @@ MISTAKES = {
         "break_even": ["lambda saved, cost, seqlen: seqlen * saved / cost", "lambda saved, cost, seqlen: seqlen"],
         "scale_byte": ["lambda token, block: 4 * token + block", "lambda token, block: 16 * (token % 32) + token // 32 + block"],
     },
+    "12_speedups": {
+        "petaflops": [
+            "lambda cycles, ghz: 148 * 128 * 128 * 4 * 128 / cycles * ghz / 1e6",
+            "lambda cycles, ghz: 148 * 2 * 128 * 128 * 4 * 128 / cycles / ghz / 1e6",
+        ],
+        "clock_ghz": ["lambda cycles, us: cycles / us / 1000", "lambda cycles, us: cycles / (us + 3) / 1000"],
+        "useful_share": [
+            "lambda tile, step, steps: step / (tile + step)",
+            "lambda tile, step, steps: 1 - tile / (steps * step)",
+        ],
+        "gain": ["lambda a, b, chain: 2.0", "lambda a, b, chain: (a + chain) / (a / 2 + chain)"],
+    },
     "13_backward": {
         "word": [
             # the blocks of the other product, and bytes in reverse

@@ -219,6 +219,74 @@ def ds_scales() -> Figure:
     return fig_ds_scales(scale_atoms())
 
 
+def modelled_timeline() -> Figure:
+    """How busy the units of an SM are during three steps of the forward, as modelled (`mxfp8fa model forward --out DIR`)."""
+    from mxfp8fa.plots.cycles import fig_modelled_timeline
+    from mxfp8fa.studies.speeds import timeline
+
+    return fig_modelled_timeline(
+        **timeline(), finding="The exponentials pause while scores are on their way: P to S takes a thousand cycles"
+    )
+
+
+def kv_step() -> Figure:
+    """Cycles of a step over the keys by unit: flash-attn-4 in BF16, cuDNN's open MXFP8 forward, ours."""
+    from mxfp8fa.plots.cycles import fig_step_roofline
+    from mxfp8fa.studies.speeds import steps
+
+    finding = "A step is longer than its fullest unit is busy: what is left is waiting"
+    return fig_step_roofline(steps(), finding=finding, parameters="128 keys, two tiles of 128 queries per SM, head_dim 128")
+
+
+def predicted_times() -> Figure:
+    """Predicted over published time of flash-attn-4 on a B200."""
+    from mxfp8fa.plots.cycles import fig_predicted
+    from mxfp8fa.studies.speeds import predictions
+
+    rows = predictions()
+    inside = sum(abs(predicted / published - 1) <= 0.1 for _, published, predicted in rows)
+    finding = f"{inside} of {len(rows)} published times are predicted within 10 %"
+    parameters = "flash-attn-4 4.0.0b36 on a B200; one clock per table, fitted on a row that is not shown"
+    return fig_predicted(rows, finding=finding, parameters=parameters)
+
+
+def sensitivity() -> Figure:
+    """What each uncertain constant of the timing model does to our forward."""
+    from mxfp8fa.plots.cycles import fig_sensitivity
+    from mxfp8fa.studies.speeds import sensitivities, shipped
+
+    changes = sensitivities()
+    return fig_sensitivity(
+        changes, finding=f"Of the uncertain constants, {changes[0][0]} matters most",
+        parameters=f"our forward at {shipped()['shape']}; constants and their sources: mxfp8fa/timing/rates.py",
+    )  # fmt: skip
+
+
+def speed_by_length() -> Figure:
+    """PF of our kernels by length, modelled, beside published speeds."""
+    from mxfp8fa.plots.cycles import fig_speed_by_length
+    from mxfp8fa.published import BY_KEY
+    from mxfp8fa.studies.speeds import by_length
+
+    keys = {"MXFP8 FA4 forward": "forward_llm_mxfp8", "MXFP8 FA4 backward": "backward_llm_fp32_dq"}
+    return fig_speed_by_length(
+        by_length(), {name: BY_KEY[key].values[0] for name, key in keys.items()},
+        finding="By the model our forward reaches about half of the published speed",
+        parameters="16 heads of 128, 32 K tokens in all (16 K at length 2,048); bands: 1.58 to 1.965 GHz; published: B200",
+    )  # fmt: skip
+
+
+def speeds() -> Figure:
+    """Published and modelled PF of forward and backward at LLM shapes, each bar with its kind."""
+    from mxfp8fa.plots.cycles import fig_speeds
+    from mxfp8fa.studies.speeds import backward_speeds, forward_speeds
+
+    rows = [(f"forward: {what}", kind, low, high) for what, kind, low, high in forward_speeds()]
+    rows += [(f"backward: {what}", kind, low, high) for what, kind, low, high in backward_speeds()]
+    finding = "Published speeds beside what the model says of kernels that can be compiled here"
+    return fig_speeds(rows, unit="PF", finding=finding, parameters="modelled: b8-h16-s2048-d128, B200, 1.58 to 1.965 GHz")
+
+
 # File name without suffix -> how to draw it.
 FIGURES: dict[str, Callable[[], Figure]] = {
     function.__name__: function
@@ -248,6 +316,12 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         forward_timeline,
         forward_tensor_memory,
         ds_scales,
+        modelled_timeline,
+        kv_step,
+        predicted_times,
+        sensitivity,
+        speed_by_length,
+        speeds,
     )
 }
 # Drawn from a run of a compiled kernel: these need the extra `kernels`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +24,7 @@ from mxfp8fa.plots.style import (
 
 _UNIT_COLORS = {
     "tensor core": "#882255", "MUFU": VERMILION, "FMA": BLUE, "ALU": SKY, "convert": ORANGE, "TMEM loads": PURPLE,
-    "issue slots": GREY, "SMEM": "#DDCC77", "TMA": "#332288",
+    "issue slots": GREY, "SMEM": "#DDCC77", "shared memory port": "#DDCC77", "TMA": "#332288",
 }  # fmt: skip
 _ORDER = ("softmax0", "softmax1", "correction", "compute", "reduce", "scales", "mma", "load", "epilogue")
 
@@ -83,22 +82,26 @@ def fig_modelled_timeline(
 
 @styled
 def fig_step_roofline(
-    kernels: Sequence[tuple[str, float, Sequence[Any]]], *, finding: str, parameters: str, ax: Sequence[Axes] | None = None
+    kernels: Sequence[tuple[str, float, Sequence[tuple[str, float]]]],
+    *,
+    finding: str,
+    parameters: str,
+    ax: Sequence[Axes] | None = None,
 ) -> Figure:
     """Cycles of one step of the main loop by unit, against the length of the step.
 
     Args:
-        kernels: name, cycles of a step, and resources with name and cycles, as from `timing.resources.step_resources`.
+        kernels: name, cycles of a step, and (unit, cycles) fullest first.
         finding: the title.
         parameters: for the caption.
         ax: one axes per kernel; None for a new figure.
     """
     axes = panels(len(kernels), ax, size=(4.4 * len(kernels), 3.6), sharex=True)
     for panel, (name, cycles, resources) in zip(axes, kernels, strict=True):
-        shown = [r for r in resources if r.cycles >= 0.01 * cycles]
-        panel.barh([r.name for r in shown], [r.cycles for r in shown], color=BLUE)
+        shown = [(unit, busy) for unit, busy in resources if busy >= 0.02 * cycles]
+        panel.barh([unit for unit, _ in shown], [busy for _, busy in shown], color=[_UNIT_COLORS.get(u, LIGHT) for u, _ in shown])
         panel.axvline(cycles, color=VERMILION)
-        panel.text(cycles, len(shown) - 0.4, f"{cycles:.0f} ", color=VERMILION, ha="right", va="top")
+        panel.text(cycles, len(shown) - 1, f"a step: {cycles:.0f} ", color=VERMILION, ha="right", va="center", fontsize=9)
         panel.invert_yaxis()
         panel.set_title(name)
         panel.set_xlabel("cycles of a step")
@@ -157,4 +160,63 @@ def fig_speeds(
     axes[0].set_xlim(0, 1.35 * max(high for *_, high in rows))
     axes[0].set_xlabel(unit)
     axes[0].grid(axis="y", visible=False)
-    return finish(axes, ax, finding, "published", parameters)
+    return finish(axes, ax, finding, "published", f"and modelled or measured, as written on each bar: {parameters}")
+
+
+@styled
+def fig_sensitivity(
+    changes: Sequence[tuple[str, float, float]], *, finding: str, parameters: str, ax: Axes | None = None
+) -> Figure:
+    """By how much a result moves when an uncertain constant takes either end of its range.
+
+    Args:
+        changes: constant, relative change at its low and at its high end.
+        finding: the title.
+        parameters: for the caption.
+        ax: where to draw; None for a new figure.
+    """
+    axes = panels(1, ax, size=(8.0, 1.4 + 0.3 * len(changes)))
+    for place, (_, low, high) in enumerate(changes):
+        axes[0].barh(place - 0.18, 100 * low, height=0.34, color=SKY, label="" if place else "at its low end")
+        axes[0].barh(place + 0.18, 100 * high, height=0.34, color=VERMILION, label="" if place else "at its high end")
+    axes[0].set_yticks(range(len(changes)), [name for name, *_ in changes])
+    axes[0].invert_yaxis()
+    axes[0].axvline(0, color=BLACK, linewidth=0.8)
+    axes[0].set_xlabel("change of the cycles, %")
+    axes[0].legend(loc="lower right")
+    axes[0].grid(axis="y", visible=False)
+    return finish(axes, ax, finding, "modelled", parameters)
+
+
+@styled
+def fig_speed_by_length(
+    curves: Mapping[str, Sequence[tuple[int, float, float]]],
+    lines: Mapping[str, float],
+    *,
+    finding: str,
+    parameters: str,
+    ax: Axes | None = None,
+) -> Figure:
+    """PF by sequence length, each as a band from one end of the clock to the other, and published speeds as lines.
+
+    Args:
+        curves: name -> (length, PF at the low clock, PF at the high one).
+        lines: name -> published PF.
+        finding: the title.
+        parameters: for the caption.
+        ax: where to draw; None for a new figure.
+    """
+    axes = panels(1, ax, size=(8.0, 4.4))
+    for color, (name, points) in zip((BLUE, ORANGE, PURPLE, SKY, BLACK), curves.items(), strict=False):
+        lengths = [length for length, *_ in points]
+        axes[0].fill_between(lengths, [p[1] for p in points], [p[2] for p in points], color=color, alpha=0.4, label=name)
+    for name, value in lines.items():
+        axes[0].axhline(value, color=GREY, linewidth=1.2, linestyle="--")
+        axes[0].text(lengths[0], value, f"{name}, published {value:g} PF", va="bottom", fontsize=8, color=GREY)
+    axes[0].set_xscale("log", base=2)
+    axes[0].set_xticks(lengths, [str(length) for length in lengths])
+    axes[0].set_xlabel("queries and keys")
+    axes[0].set_ylabel("PF")
+    axes[0].set_ylim(0, None)
+    axes[0].legend(loc="lower right", ncols=2)
+    return finish(axes, ax, finding, "modelled", parameters)

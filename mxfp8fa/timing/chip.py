@@ -93,6 +93,16 @@ def around_us(shape: AttentionShape, tiling: Tiling, rates: Rates) -> float:
     return elements * tiling.around_bytes / rates["hbm"] / 1e6 + tiling.around_launches * rates["launch_us"]
 
 
+def product_cycles(m: int, n: int, k: int, element_bytes: float, rates: Rates) -> float:
+    """Cycles of a dense product (m, k) x (k, n), by the tensor core alone.
+
+    A pair of SMs takes a tile of 256 x 256 at 128 cycles per 32 bytes of k, one tile after another.
+    """
+    tile = 256
+    waves = math.ceil(math.ceil(m / tile) * math.ceil(n / tile) / (rates["sm_count"] // 2))
+    return waves * math.ceil(k * element_bytes / 32) * tile * rates["mma_columns"]
+
+
 def bandwidth_us(shape: AttentionShape, element_bytes: float, output_bytes: float, rates: Rates) -> float:
     """Microseconds in which global memory can deliver the operands once and take the result: no kernel is faster."""
     q = shape.batch * shape.num_heads_q * shape.seqlen_q * shape.head_dim

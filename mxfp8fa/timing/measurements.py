@@ -60,11 +60,51 @@ class Table:
     rows: tuple[Row, ...]
 
 
+@dataclass(frozen=True)
+class Product:
+    """A published dense product.
+
+    Attributes:
+        name: as in tables.
+        m, n, k: sizes.
+        element_bytes: of the operands.
+        tflops: slowest and fastest that were published.
+        source: who published it.
+    """
+
+    name: str
+    m: int
+    n: int
+    k: int
+    element_bytes: float
+    tflops: tuple[float, float]
+    source: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """A published time of something that global memory bounds.
+
+    Attributes:
+        name: as in tables.
+        moved_bytes: that have to move.
+        us: as published.
+        source: who published it.
+    """
+
+    name: str
+    moved_bytes: int
+    us: float
+    source: str
+
+
 def _at(text: str, *, causal: bool = False) -> AttentionShape:
     return AttentionShape.parse(text, causal=causal)
 
 
-def _by_length(head_dim: int, values: dict[int, float], *, causal: bool = False, two_cta: bool = False) -> tuple[Row, ...]:
+def _by_length(
+    head_dim: int, values: dict[int, float], *, causal: bool = False, two_cta: bool = False
+) -> tuple[Row, ...]:
     """32 K tokens in all, and 2,048 elements of hidden size: the convention of that benchmark."""
     heads = 2048 // head_dim
     return tuple(
@@ -82,6 +122,8 @@ TABLES: tuple[Table, ...] = (
             Row(FORWARD, _at(_B4, causal=True), 1418.1),
             Row(BACKWARD, _at(_B4), 1247.5),
             Row(BACKWARD, _at(_B4), 1359.8, two_cta=True),
+            Row(BACKWARD, _at(_B4, causal=True), 1117.9),
+            Row(BACKWARD, _at(_B4, causal=True), 1208.6, two_cta=True),
         ),
     ),
     Table(
@@ -99,4 +141,20 @@ TABLES: tuple[Table, ...] = (
         "one row: the model is judged by the clock that it needs, which has to lie in 1.58 to 1.965 GHz",
         (Row(CUDNN, _at("b1-h24-hkv8-s16384-d128"), 1604.3, two_cta=True),),
     ),
+)  # fmt: skip
+
+_BOXES = "torchao, Modal, pyptx, Modular, on several B200s"
+PRODUCTS: tuple[Product, ...] = (
+    Product("BF16, 2048^3", 2048, 2048, 2048, 2, (1006, 1130), _BOXES),
+    Product("BF16, 4096^3", 4096, 4096, 4096, 2, (1359, 1772.9), _BOXES),
+    Product("BF16, 8192^3", 8192, 8192, 8192, 2, (1414, 1610), _BOXES),
+    Product("FP8, 1024 x 4096 x 4096", 1024, 4096, 4096, 1, (2077, 2354), "vLLM PR #19566 (CUTLASS)"),
+    Product("FP8, 16384 x 4096 x 4096", 16384, 4096, 4096, 1, (2450, 2545), "vLLM PR #19566 (CUTLASS)"),
+)  # fmt: skip
+_NORM_BYTES = 2 * 4  # read and written in FP32; the source does not state the type
+MOVES: tuple[Move, ...] = tuple(
+    Move(f"RMSNorm, 2048 x {columns}, {who}", 2048 * columns * _NORM_BYTES, us, "quack, tritonbench #1130; FP32 assumed")
+    for columns, who, us in (
+        (8192, "quack", 23.8), (8192, "torch.compile", 22.6), (32768, "quack", 104.6), (32768, "torch.compile", 97.9),
+    )
 )  # fmt: skip
