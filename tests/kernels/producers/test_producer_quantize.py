@@ -78,6 +78,10 @@ def test_packed_sequences(axes):
     check(hard((172, 2, 32), torch.bfloat16), axes=axes, cu_seqlens=lengths)
 
 
+def test_lengths_in_64_bits():
+    check(hard((40, 2, 32)), axes=(2,), cu_seqlens=torch.tensor([0, 5, 40], dtype=torch.int64))
+
+
 @pytest.mark.parametrize("rule", SCALE_RULES)
 @pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
 def test_rules_and_formats(rule, fmt):
