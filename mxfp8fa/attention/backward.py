@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -77,7 +77,7 @@ def flash_attn_backward(
     if options.k_mean:
         raise ValueError("options.k_mean = True with an MXOperand: K is quantized already; allowed: False")
     given = {"q": q, "k": k, "v": v, "q_second": q_second, "k_second": k_second, "v_second": v_second}
-    operands = {name: x for name, x in given.items() if x is not None}
+    operands: dict[str, Any] = {name: x for name, x in given.items() if x is not None}
     _check(operands, {"do": do, "o": o, "lse": lse, "dlse": dlse})
     softmax_scale = 1.0 / math.sqrt(q.shape[-1]) if softmax_scale is None else softmax_scale
     check_scale_and_mask(softmax_scale, causal)
@@ -103,7 +103,9 @@ def _check(operands: dict[str, MXOperand], tensors: dict[str, torch.Tensor | Non
     """Types, devices, addresses, and that V serves dP; shapes and the other blocks are checked by the kernels' own call."""
     for name, operand in operands.items():
         if not isinstance(operand, MXOperand):
-            raise ValueError(f"{name} is a {type(operand).__name__}; allowed: an MXOperand (floats go to flash_attn_func)")
+            raise ValueError(
+                f"{name} is a {type(operand).__name__}; allowed: an MXOperand (floats go to flash_attn_func)"
+            )
         if operand.codes.numel() > MAX_ELEMENTS:
             raise ValueError(f"{name} has {operand.codes.numel()} elements; allowed: at most 2^31 - 1")
         if operand.codes.is_contiguous() and operand.codes.data_ptr() % TMA_ALIGNMENT_BYTES:

@@ -20,7 +20,7 @@ def run_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dQ, dK and dV of one checked call on floats, in the dtype of q, k and v."""
     gradients = empty_gradients(call)
-    if 0 in call.tensors[0].shape or call.tensors[1].shape[1] == 0:
+    if o.numel() == 0 or call.tensors[1].numel() == 0:
         for x in gradients:
             x.zero_()
         return gradients
@@ -30,10 +30,11 @@ def run_backward(
     from mxfp8fa.attention.estimate import announced
     from mxfp8fa.kernels.backward import backward
 
+    packed: dict[str, Any] = {} if call.sequences is None else {"sequences": call.sequences}
     with announced(call, backward=True):
         dq, dk, dv = backward(
             **operands, o=o, lse=lse if lse_shift is None else lse - lse_shift, do=do, dlse=dlse,
-            softmax_scale=call.softmax_scale, causal=call.causal, options=call.options, dtype=call.tensors[0].dtype,
+            softmax_scale=call.softmax_scale, causal=call.causal, options=call.options, dtype=call.tensors[0].dtype, **packed,
         )  # fmt: skip
     return dq, dk, dv
 

@@ -130,10 +130,11 @@ def _gradient(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any, ...]
     return *gradients, *_NO_PARTS, *_NO_PARTS, None, None, None
 
 
-def _no_second_gradient(_ctx: Any, *_gradients: torch.Tensor) -> None:
-    raise NotImplementedError("flash_attn_func has no second derivative: its gradient cannot be differentiated")
+def no_second_gradient(_ctx: Any, *_gradients: torch.Tensor) -> None:
+    """Refuse the gradient of a gradient."""
+    raise NotImplementedError("attention has no second derivative: its gradient cannot be differentiated")
 
 
 attention_forward.register_autograd(_gradient, setup_context=_keep)
 # Without this the operator would cut the graph in silence.
-attention_backward.register_autograd(_no_second_gradient)
+attention_backward.register_autograd(no_second_gradient)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mxfp8fa.attention.checks import NAMES, Call
@@ -38,7 +40,7 @@ def payloads(call: Call) -> tuple[list[MXOperand], torch.Tensor | None]:
     return operands, lse_shift
 
 
-def backward_payloads(call: Call) -> tuple[dict[str, MXOperand], torch.Tensor | None]:
+def backward_payloads(call: Call) -> tuple[dict[str, Any], torch.Tensor | None]:
     """The operands of the backward of a call on floats, by its names, and what its lse has to be less (None: nothing)."""
     options, along_tokens, along_d, both = call.options, *_axes(call)
     square = options.resolved_qk_blocks(call.causal) == "square"

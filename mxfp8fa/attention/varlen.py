@@ -11,12 +11,16 @@ import torch
 
 from mxfp8fa.attention.api import Input, checked_choices, parts_of
 from mxfp8fa.attention.checks import Call, check_call
+from mxfp8fa.attention.gradient import empty_gradients, keep, run_backward
+from mxfp8fa.attention.operators import no_second_gradient
 from mxfp8fa.attention.payloads import payloads
 from mxfp8fa.kernels.jagged import Jagged
 from mxfp8fa.numerics.options import AttentionOptions
 
 OFFSET_DTYPES = (torch.int32, torch.int64)
 MAX_TOKENS = 2**31 - 1
+_NO_PARTS: tuple[list[Any], ...] = ([], [], [])  # scales or axes of floats
+_FLOATS = _NO_PARTS, _NO_PARTS
 _options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
 
 
@@ -39,8 +43,9 @@ def flash_attn_varlen_func(
     """O = softmax(softmax_scale * Q K^T) V in MXFP8 for every sequence of a packed batch.
 
     Sequences lie end to end. Nothing is gathered or padded but scales, of which every sequence has whole tiles of 128 tokens;
-    each gets bit for bit what `flash_attn_func` gives it alone. Lengths are any, 0 too, on either side. Forward only: it has
-    no gradient yet.
+    each gets bit for bit what `flash_attn_func` gives it alone. Lengths are any, 0 too, on either side. Differentiable in
+    q, k, v for floats, as `flash_attn_func` is; the gradient of a q that sequences share is their sum, added up in FP32
+    whatever options.dq_accumulate says.
 
     Args:
         q: (Tq, Hq, D), D = 64 or 128; with broadcast_q one block (Sq, Hq, D) that all sequences share. Floats are
@@ -65,7 +70,7 @@ def flash_attn_varlen_func(
 
     Raises:
         ValueError: something that is not allowed; says what is. Nothing has been compiled then.
-        RuntimeError: a gradient is asked for.
+        NotImplementedError: a second derivative is asked for.
         ModuleNotFoundError: the extra `kernels` is not installed.
     """
     options, scale = checked_choices(
@@ -166,6 +171,61 @@ def _(
     """Shapes and dtypes of the results, with the checks that need no values."""
     parts = (q, k, v), (q_scales, k_scales, v_scales), (q_axes, k_axes, v_axes)
     return _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options).empty_output()
+
+
+@torch.library.custom_op("mxfp8fa::attention_varlen_backward", mutates_args=())
+def attention_varlen_backward(
+    do: torch.Tensor,
+    dlse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ, dK and dV of a call on floats: see `flash_attn_varlen_func`."""
+    call = _call(((q, k, v), *_FLOATS), cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options)
+    return run_backward(call, o, lse, do, dlse)
+
+
+@attention_varlen_backward.register_fake
+def _(
+    do: torch.Tensor,
+    dlse: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    options: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Shapes and dtypes of the results."""
+    return empty_gradients(_call(((q, k, v), *_FLOATS), cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    *given, cu_seqlens_q, cu_seqlens_k, _, _, softmax_scale, causal, _, options = inputs
+    parts = tuple(given[:3]), tuple(given[3:6]), tuple(given[6:])
+    keep(ctx, _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options), *output, softmax_scale)
+    ctx.save_for_backward(*parts[0], *output, cu_seqlens_q, cu_seqlens_k)
+
+
+def _gradient(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any, ...]:
+    gradients = attention_varlen_backward(do, dlse, *ctx.saved_tensors, *ctx.arguments)
+    return *gradients, *_NO_PARTS, *_NO_PARTS, *[None] * 8
+
+
+attention_varlen_forward.register_autograd(_gradient, setup_context=_keep)
+attention_varlen_backward.register_autograd(no_second_gradient)  # else the operator would cut the graph in silence
 
 
 def _call(

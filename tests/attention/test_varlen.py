@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 from mxfp8fa.attention import AttentionOptions, emulation, flash_attn_func, flash_attn_varlen_func, quantize  # noqa: E402
 from mxfp8fa.attention.varlen import attention_varlen_forward  # noqa: E402
 from mxfp8fa.numerics import attention_mxfp8, attention_reference, sqnr_db  # noqa: E402
+from mxfp8fa.numerics.backward import attention_mxfp8_backward  # noqa: E402
 from mxfp8fa.numerics.formats import round_values  # noqa: E402
 
 QUERIES, KEYS = (0, 40, 3, 0), (5, 70, 0, 0)
@@ -116,7 +117,7 @@ def test_what_is_refused(put, message):
         flash_attn_varlen_func(*arguments)
 
 
-def test_options_and_gradients_that_are_not_there():
+def test_options_that_are_not_there():
     arguments = inputs()
     with pytest.raises(ValueError, match="k_mean = True; allowed with packed sequences: False"):
         flash_attn_varlen_func(*arguments, options=AttentionOptions(k_mean=True))
@@ -126,3 +127,31 @@ def test_the_operator_has_a_shape_without_data(stand_in):
     q, k, v, *rest = inputs()
     arguments = (q, k, v, [], [], [], [], [], [], *rest, 0.1, True, False, AttentionOptions().text)
     torch.library.opcheck(attention_varlen_forward, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_the_model():
+    """Bit for bit, with the kernels; the checker silent."""
+    pytest.importorskip("cutlass.cute")
+    arguments = inputs((40, 0, 3), (70, 5, 0))
+    q, k, v, cu_q, cu_k, *_ = arguments
+    for x in (q, k, v):
+        x.requires_grad_()
+    do = torch.randn(q.shape, generator=torch.Generator().manual_seed(5))
+    with emulation(check="races") as report:
+        o, lse = flash_attn_varlen_func(*arguments, return_lse=True)
+        o.backward(do)
+    assert report.races == [] and len(report.launches) == 4
+    arrays = [x.detach().numpy() for x in (q, k, v)]
+    offsets = {"cu_seqlens_q": cu_q.numpy(), "cu_seqlens_k": cu_k.numpy()}
+    expected = attention_mxfp8_backward(*arrays, do.numpy(), o.detach().numpy(), lse.detach().numpy(), **offsets)
+    for x, y in zip((q, k, v), expected, strict=True):
+        np.testing.assert_array_equal(x.grad.numpy(), y)
+
+
+def test_the_gradient_under_fake_tensors_and_compile(stand_in):
+    q, k, v, *rest = inputs()
+    arguments = (q.requires_grad_(), k, v, [], [], [], [], [], [], *rest, 0.1, True, False, AttentionOptions().text)
+    torch.library.opcheck(attention_varlen_forward, arguments, test_utils=("test_schema", "test_autograd_registration"))
+    compiled = torch.compile(flash_attn_varlen_func, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v, *rest), flash_attn_varlen_func(q, k, v, *rest))

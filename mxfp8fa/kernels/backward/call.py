@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cutlass
@@ -15,11 +15,12 @@ from mxfp8fa.kernels.backward.checks import Shape, check_operands, check_rows
 from mxfp8fa.kernels.backward.factor import dq_factor
 from mxfp8fa.kernels.backward.main import ATOMS, PAYLOADS, main
 from mxfp8fa.kernels.backward.names import names
-from mxfp8fa.kernels.backward.plan import TILE_M
+from mxfp8fa.kernels.backward.plan import TILE_M, TILE_N
 from mxfp8fa.kernels.backward.postprocess import postprocess
 from mxfp8fa.kernels.backward.preprocess import preprocess
 from mxfp8fa.kernels.execution import execute
 from mxfp8fa.kernels.forward.tensors import rows
+from mxfp8fa.kernels.jagged import Jagged
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.steps.step3_block_scaled import E4M3, E8M0
 from mxfp8fa.kernels.supported import check_backward_options
@@ -84,6 +85,7 @@ def backward(
     dlse: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     dq_overflows: torch.Tensor | None = None,
+    sequences: Jagged | None = None,
 ) -> Gradients:
     """Gradients of sum(O * dO) + sum(lse * dlse). CPU tensors run in the emulator.
 
@@ -103,6 +105,9 @@ def backward(
         dtype: of the gradients: FP32, BF16 or FP16.
         dq_overflows: (1,) int32, a counter to add to with options.dq_accumulate = "float16" (see
             `Gradients`); a new one if None.
+        sequences: which sequences are packed in all of these, (T, H, D) and (Hq, T) then; None for a dense call. Of queries
+            that all share, (Sq, Hq, D), dQ is the sum over the sequences, in FP32 whatever dq_accumulate says; o, do and
+            lse have B * Sq rows.
 
     Returns:
         The gradients. Queries that see no key have dQ = 0. On a GPU the order in which the tiles of keys are added up in
@@ -117,6 +122,7 @@ def backward(
     gradients, launches = make_call(
         q, k, v, o, lse, do, softmax_scale=softmax_scale, causal=causal, options=options, q_second=q_second,
         k_second=k_second, dlse=dlse, dtype=dtype, dq_overflows=dq_overflows,
+        sequences=sequences,
     )  # fmt: skip
     for launch in launches:
         execute(
@@ -142,6 +148,7 @@ def make_call(
     dlse: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     dq_overflows: torch.Tensor | None = None,
+    sequences: Jagged | None = None,
 ) -> tuple[Gradients, list[Launch]]:
     """The results of a call, nothing in them yet, and what has to be launched to fill them; arguments as for `backward`.
 
@@ -153,10 +160,12 @@ def make_call(
         raise ValueError(f"options is a {type(options).__name__}; allowed: AttentionOptions or None")
     check_backward_options(options)
     second = {name: x for name, x in (("q_second", q_second), ("k_second", k_second)) if x is not None}
-    shape = check_operands({"q": q, "k": k, "v": v, **second})
+    shape = check_operands({"q": q, "k": k, "v": v, **second}, sequences)
     check_rows(shape, o, do, lse, dlse, dtype)
     device = q.codes.device
     dq, dk, dv = (torch.empty(x.shape, dtype=dtype, device=device) for x in (q, k, v))
+    if sequences is not None:
+        options = _options_of_packed(options, sequences)
     float16 = options.dq_accumulate == "float16"
     if dq_overflows is None:
         dq_overflows = torch.zeros(1, dtype=torch.int32, device=device)
@@ -168,19 +177,29 @@ def make_call(
 
     factor = dq_factor(options, do, v, k_second or k)
     gradients = Gradients(dq, dk, dv, *((dq_overflows, factor) if float16 else ()))
-    tiles = shape.batch, shape.heads_q, shape.q_tiles
-    work = torch.empty(*tiles, TILE_M * shape.head_dim, dtype=torch.float16 if float16 else torch.float32, device=device)
-    terms = torch.empty(*tiles, 2 * TILE_M, device=device)
-    before, do_operand = preprocess_launch(shape, o, lse, dlse, do, terms, work, options)
-    operands = {"q": q, "k": k, "v": v, "do": do_operand, "do_t": do_operand}
-    operands |= {"q_t": q_second or q, "k_t": k_second or k}
+    tables = _tables(sequences, causal)
+    o_tiles = shape.q_tiles if tables["o"] is None else len(tables["o"]) - 1
+    shared_q = sequences is not None and sequences.cu_seqlens_q is None
+    q_tiles = shape.q_tiles if shared_q else o_tiles
+    work_dtype = torch.float16 if float16 else torch.float32
+    work = torch.empty(shape.batch, shape.heads_q, q_tiles, TILE_M * shape.head_dim, dtype=work_dtype, device=device)
+    terms = torch.empty(shape.batch, shape.heads_q, o_tiles, 2 * TILE_M, device=device)
+    if shared_q:
+        work.zero_()
+    before, do_codes, do_scales = preprocess_launch(
+        shape, o, lse, dlse, do, terms, None if shared_q else work, tables["o"], options
+    )
+    operands = {"q": q, "k": k, "v": v, "q_t": q_second or q, "k_t": k_second or k}
+    codes = {name: x.codes.contiguous() for name, x in operands.items()} | {"do": do_codes}
+    scales = {name: _scales(x, name) for name, x in operands.items() if name in ATOMS} | do_scales
     shared = rows(factor), rows(dq_overflows.reshape(1, 1))
     payloads = [x for x in PAYLOADS if not x.endswith("_t") or second]
     arguments = (
-        tuple(rows(operands[name].codes.contiguous(), E4M3) for name in payloads),
-        tuple(rows(_scales(operands[name], name), E8M0) for name in ATOMS),
+        tuple(rows(codes[name], E4M3) for name in payloads),
+        tuple(rows(scales[name], E8M0) for name in ATOMS),
         *map(rows, (terms, work, dk, dv)),
         *shared,
+        _rows_or_none(tables["k"]),
         tuple(map(cutlass.Int32, (shape.batch, shape.seqlen_q, shape.seqlen_k, shape.heads_q, shape.heads_kv))),
         *map(cutlass.Float32, (float(softmax_scale_log2(softmax_scale)), softmax_scale)),
     )
@@ -188,7 +207,8 @@ def make_call(
         shape.head_dim, causal, options.p_offset, options.row_sum == "rounded", options.rule, bool(second),
         options.direct_columns, options.direct_bias, options.direct_codes == "subnormal",
     )  # fmt: skip
-    after = (rows(work), rows(dq), *shared, *_queries(shape), cutlass.Float32(softmax_scale))
+    q_table = None if shared_q else _rows_or_none(tables["o"])
+    after = (rows(work), rows(dq), *shared, q_table, *_queries(shape, shape.seqlen_q), cutlass.Float32(softmax_scale))
     launches = [before, Launch(main, arguments, (config,), names(config)), Launch(postprocess, after)]
     return gradients, launches
 
@@ -200,28 +220,56 @@ def preprocess_launch(
     dlse: torch.Tensor | None,
     do: torch.Tensor,
     terms: torch.Tensor,
-    work: torch.Tensor,
+    work: torch.Tensor | None,
+    table: torch.Tensor | None,
     options: AttentionOptions,
-) -> tuple[Launch, MXOperand]:
-    """The launch that fills `terms` and `work` (see `preprocess.py`) and dO in square blocks, the second result."""
+) -> tuple[Launch, torch.Tensor, dict[str, torch.Tensor]]:
+    """The launch that fills `terms` and `work` (see `preprocess.py`), codes of dO in square blocks, and their scales by the
+    names of `main.ATOMS`.
+    """
     codes = torch.empty(do.shape, dtype=torch.uint8, device=do.device)
     scales = torch.empty(2, *terms.shape[:-1], ATOM_BYTES // 4, dtype=torch.int32, device=do.device)
     arguments = (
         *(rows(x.contiguous()) for x in (do, o)),
         *(None if x is None else rows(x.contiguous().unsqueeze(-1)) for x in (lse, dlse)),
         rows(codes, E4M3),
-        *map(rows, (scales, terms, work)),
-        *_queries(shape),
+        *map(rows, (scales, terms)),
+        *map(_rows_or_none, (work, table)),
+        *_queries(shape, shape.seqlen_o),
     )
     by_tokens, by_head_dim = scales.view(torch.uint8)
-    packed = {"tokens": by_tokens.unsqueeze(3), "head_dim": by_head_dim.unsqueeze(2)}
     constants = options.p_offset, options.rule, options.delta == "dequantized_dO"
-    return Launch(preprocess, arguments, constants), MXOperand(codes, packed, (1, 3))
+    return Launch(preprocess, arguments, constants), codes, {"do": by_tokens, "do_t": by_head_dim}
 
 
-def _queries(shape: Shape) -> tuple[cutlass.Int32, ...]:
-    """B, Sq, Hq for a launch."""
-    return tuple(map(cutlass.Int32, (shape.batch, shape.seqlen_q, shape.heads_q)))
+def _options_of_packed(options: AttentionOptions, sequences: Jagged) -> AttentionOptions:
+    """FP32 sums where sequences share their queries.
+
+    Raises:
+        ValueError: a factor that would have to be found from all sequences.
+    """
+    if sequences.cu_seqlens_q is None:
+        return replace(options, dq_accumulate="float32")
+    if options.dq_accumulate == "float16" and options.dq_scale_log2 == "auto":
+        raise ValueError("options.dq_scale_log2 = 'auto'; allowed with packed sequences: a number")
+    return options
+
+
+def _tables(sequences: Jagged | None, causal: bool) -> dict[str, torch.Tensor | None]:
+    """Work tables: tiles of keys, long ones first, and tiles of rows of O as they lie; None in a dense call."""
+    if sequences is None:
+        return {"k": None, "o": None}
+    of_keys = sequences.work("k", TILE_N, causal=causal)
+    return {"k": of_keys, "o": sequences.work("q", TILE_M, causal=causal, longest_first=False)}
+
+
+def _rows_or_none(x: torch.Tensor | None) -> Any:
+    return None if x is None else rows(x)
+
+
+def _queries(shape: Shape, seqlen: int) -> tuple[cutlass.Int32, ...]:
+    """B, S, Hq for a launch."""
+    return tuple(map(cutlass.Int32, (shape.batch, seqlen, shape.heads_q)))
 
 
 def _scales(x: MXOperand, name: str) -> torch.Tensor:

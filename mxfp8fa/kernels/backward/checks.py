@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mxfp8fa.kernels.backward.plan import TILE_M
+from mxfp8fa.kernels.jagged import Jagged
 from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.kernels.supported import HEAD_DIMS
 
@@ -16,7 +17,7 @@ Q_SIDE = ("q", "q_second")
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one call."""
+    """Sizes of one call; with packed sequences B is 1 and S is T."""
 
     batch: int
     seqlen_q: int
@@ -24,33 +25,41 @@ class Shape:
     heads_q: int
     heads_kv: int
     head_dim: int
+    sequences: Jagged | None = None
 
     @property
     def q_tiles(self) -> int:
-        """Tiles of 128 queries."""
+        """Tiles of 128 queries of a dense call, or of queries that all sequences share."""
         return -(-self.seqlen_q // TILE_M)
 
     @property
     def empty(self) -> bool:
         """Whether no query meets a key."""
-        return 0 in (self.batch, self.seqlen_q, self.seqlen_k)
+        return 0 in (self.batch, self.seqlen_q, self.seqlen_k, self.seqlen_o)
+
+    @property
+    def seqlen_o(self) -> int:
+        """Rows of O in a batch."""
+        return self.seqlen_q if self.sequences is None else self.sequences.tokens_o
 
 
-def check_operands(operands: dict[str, MXOperand]) -> Shape:
+def check_operands(operands: dict[str, MXOperand], sequences: Jagged | None = None) -> Shape:
     """Shapes, formats, blocks and devices of the operands.
 
     Raises:
         ValueError: says which operand, what was given and what is allowed.
     """
+    layout, batched = ("(B, S, H, D)", 1) if sequences is None else ("(T, H, D)", 0)
     for name, x in operands.items():
         if not isinstance(x, MXOperand):
             raise ValueError(f"{name} is a {type(x).__name__}; allowed: an MXOperand")
-        if x.fmt != "e4m3" or len(x.shape) != 4:
-            raise ValueError(f"{name} is {x.fmt} of shape {x.shape}; allowed: e4m3 (B, S, H, D)")
+        if x.fmt != "e4m3" or len(x.shape) != 3 + batched:
+            raise ValueError(f"{name} is {x.fmt} of shape {x.shape}; allowed: e4m3 {layout}")
     q, k = operands["q"], operands["k"]
-    (batch, seqlen_q, heads_q, head_dim), (_, seqlen_k, heads_kv, _) = q.shape, k.shape
+    (seqlen_q, heads_q, head_dim), (seqlen_k, heads_kv, _) = q.shape[batched:], k.shape[batched:]
+    batch = q.shape[0] if batched else 1
     for name, x in operands.items():
-        expected = q.shape if name in Q_SIDE else (batch, seqlen_k, heads_kv, head_dim)
+        expected = q.shape if name in Q_SIDE else (*q.shape[:batched], seqlen_k, heads_kv, head_dim)
         if x.shape != expected:
             raise ValueError(f"{name} has shape {x.shape}; beside q {q.shape} and k {k.shape} it must be {expected}")
         if x.codes.device != q.codes.device:
@@ -59,23 +68,25 @@ def check_operands(operands: dict[str, MXOperand]) -> Shape:
         raise ValueError(f"q has head_dim {head_dim}; allowed: {HEAD_DIMS}")
     if heads_kv < 1 or heads_q % heads_kv:
         raise ValueError(f"Hq = {heads_q} is not a multiple of Hkv = {heads_kv}")
-    _check_blocks(operands)
-    return Shape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim)
+    _check_blocks(operands, batched)
+    return Shape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, sequences)
 
 
-def _check_blocks(operands: dict[str, MXOperand]) -> None:
+def _check_blocks(operands: dict[str, MXOperand], token: int) -> None:
     if ("q_second" in operands) != ("k_second" in operands):
         raise ValueError("q_second and k_second: give both or none of them")
     for name in ("q", "k", "v"):
-        if 3 not in operands[name].axes:
-            raise ValueError(f"{name} has blocks along axes {operands[name].axes}; allowed: (3,) or (1, 3)")
+        if token + 2 not in operands[name].axes:
+            raise ValueError(
+                f"{name} has blocks along axes {operands[name].axes}; allowed: ({token + 2},) or ({token}, {token + 2})"
+            )
     for name, alone in (("q", "q_second"), ("k", "k_second")):
         x = operands.get(alone, operands[name])
-        if 1 not in x.axes:
+        if token not in x.axes:
             given = alone if alone in operands else name
             raise ValueError(
-                f"{given} has blocks along axes {x.axes}, which do not serve products over tokens; allowed: (1, 3), or "
-                f"{alone} beside it with (1,) or (1, 3)"
+                f"{given} has blocks along axes {x.axes}, which do not serve products over tokens; allowed: "
+                f"({token}, {token + 2}), or {alone} beside it with ({token},) or ({token}, {token + 2})"
             )
 
 
@@ -92,8 +103,9 @@ def check_rows(
     Raises:
         ValueError: says which, what was given and what is allowed.
     """
-    like_q = (shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim)
-    like_lse = (shape.batch, shape.heads_q, shape.seqlen_q)
+    batch = (shape.batch,) if shape.sequences is None else ()
+    like_q = (*batch, shape.seqlen_o, shape.heads_q, shape.head_dim)
+    like_lse = (*batch, shape.heads_q, shape.seqlen_o)
     for name, x, expected, dtypes in (
         ("o", o, like_q, FLOATS),
         ("do", do, like_q, FLOATS),

@@ -46,5 +46,6 @@ def store_gradient(
             row.store(load_row(tmem + part * COLUMNS, COLUMNS, lane).load() * factor)
         out = cute.make_rmem_tensor(COLUMNS, mX.element_type)
         out.store(row.load().to(mX.element_type))
-        if key < cute.size(mX, mode=[1]):
-            cute.autovec_copy(out, cute.local_tile(mX[work.batch, key, work.kv_head, None], (COLUMNS,), (part,)))
+        if key < work.seqlen_k:
+            batch, token = work.k.row(key)
+            cute.autovec_copy(out, cute.local_tile(mX[batch, token, work.kv_head, None], (COLUMNS,), (part,)))

@@ -18,24 +18,30 @@ def load(cta: Fixed, sources: Fixed, mTerms: cute.Tensor) -> None:
 
     Args:
         cta: see `main.main_kernel`.
-        sources: `copies`, by payload a TMA copy, its destination (TMA, stages) and its source (TMA, tiles, heads,
-            batch); `atoms`, by name scales in global memory (B, H, tiles, 512).
+        sources: `copies`, by payload a TMA copy, its destination (TMA, stages) and its source (TMA, tiles, heads)
+            of the CTA's sequence); `atoms`, by name scales in global memory (B, H, tiles, 512).
         mTerms: (B, Hq, tiles, 256) addend and delta.
     """
     events, work = cta.events, cta.work
     k_second, q_second = (("k_t",), ("q_t",)) if cta.config.second else ((), ())
     of_kv = ("k", *k_second, "v"), ("k", "k_t", "v")  # payloads, scales
     of_q, of_do = (("q", *q_second), ("q", "q_t")), (("do",), ("do", "do_t"))
-    load_tile(cta, sources, of_kv, work.kv_tile, work.kv_head, 0, 0, events.kv_full.at(0))
+    if work.count > 0:  # nobody would wait for them: a CTA must not end before its copies have
+        load_tile(cta, sources, of_kv, work.kv_tile, work.kv_head, 0, 0, events.kv_full.at(0))
     t = cutlass.Int32(0)
     for head in cutlass.range(work.kv_head * work.group, (work.kv_head + 1) * work.group, unroll=1):
         for tile in cutlass.range(work.first, work.q_tiles, unroll=1):
             stage, q_full = t % STAGES, events.q_full.at(t)
             events.empty.wait_one_turn_before(t)
             load_tile(cta, sources, of_q, tile, head, stage, TERMS_BYTES, q_full)
-            bulk_load(mTerms[work.batch, head, tile, None], cta.sTerms[None, stage], q_full, TERMS_BYTES)
+            bulk_load(work.o.tile(mTerms, head, tile), cta.sTerms[None, stage], q_full, TERMS_BYTES)
             load_tile(cta, sources, of_do, tile, head, stage, 0, events.do_full.at(t))
             t += 1
+
+
+def place_of(work: Fixed, name: str) -> Fixed:
+    """Where the CTA's sequence lies in an operand: K and V, Q, or dO."""
+    return work.o if name.startswith("do") else work.q if name.startswith("q") else work.k
 
 
 @cute.jit
@@ -55,10 +61,10 @@ def load_tile(
     code_bytes = sum(cute.size(tXsX, mode=[0]) for _, tXsX, _ in copies)
     expect(full, code_bytes + len(atoms) * ATOM_BYTES + more_bytes)
     for tma, tXsX, tXgX in copies:
-        cute.copy(tma, tXgX[None, tile, head, cta.work.batch], tXsX[None, stage], tma_bar_ptr=full)
+        cute.copy(tma, tXgX[None, tile, head], tXsX[None, stage], tma_bar_ptr=full)
     for name in atoms:
         sAtoms = cute.make_tensor(cta.scales[name].iterator, cute.make_layout((ATOM_BYTES, STAGES)))
-        bulk_load(sources.atoms[name][cta.work.batch, head, tile, None], sAtoms[None, stage], full, ATOM_BYTES)
+        bulk_load(place_of(cta.work, name).tile(sources.atoms[name], head, tile), sAtoms[None, stage], full, ATOM_BYTES)
 
 
 @cute.jit

@@ -24,13 +24,14 @@ from mxfp8fa.kernels.backward import plan
 from mxfp8fa.kernels.backward.compute import compute
 from mxfp8fa.kernels.backward.epilogue import store_gradients
 from mxfp8fa.kernels.backward.events import events_of
-from mxfp8fa.kernels.backward.load import load
+from mxfp8fa.kernels.backward.load import load, place_of
 from mxfp8fa.kernels.backward.mma import multiply, products_of
 from mxfp8fa.kernels.backward.plan import BARRIERS, BLOCKS, STAGES, TILE_M, TILE_N, TMEM
 from mxfp8fa.kernels.backward.reduce import reduce_dq
 from mxfp8fa.kernels.backward.scales import assemble_scales, fill_constant_scales
 from mxfp8fa.kernels.forward.events import Fixed
-from mxfp8fa.kernels.forward.tensors import permuted, unfold
+from mxfp8fa.kernels.forward.sequences import InBatch, endings, work_row
+from mxfp8fa.kernels.forward.tensors import by_tiles, permuted, unfold
 from mxfp8fa.kernels.steps.step1_one_mma import free_tmem, tma_tiles
 from mxfp8fa.kernels.steps.step2_k_loop import set_up
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3, E8M0, TILE, make_tiled_mma
@@ -53,6 +54,7 @@ def main(
     mdV: cute.Tensor,
     mFactor: cute.Tensor,
     mOverflows: cute.Tensor,
+    mTable: cute.Tensor | None,
     sizes: tuple,
     scale_log2: cutlass.Float32,
     softmax_scale: cutlass.Float32,
@@ -72,32 +74,39 @@ def main(
         mdV: likewise.
         mFactor: (1, 1) FP32, static factor on FP16 sums.
         mOverflows: (1, 1) Int32, their overflows are added to it (`reduce.py`).
+        mTable: None, or for packed sequences the table of work (`mxfp8fa.kernels.jagged`); then B is 1, S is T of all
+            sequences, and every sequence has whole tiles of its own. dO may have more rows than Q has.
         sizes: B, Sq, Sk, Hq, Hkv.
         scale_log2: softmax_scale * log2(e).
         softmax_scale: factor on dK.
         config: what is compiled in.
     """
     batch, seqlen_q, seqlen_k, heads_q, heads_kv = sizes
-    q_tiles, kv_tiles = cute.ceil_div(seqlen_q, TILE_M), cute.ceil_div(seqlen_k, TILE_N)
+    kv_tiles = cute.ceil_div(seqlen_k, TILE_N)
+    if cutlass.const_expr(mTable is not None):
+        kv_tiles = cute.size(mTable, mode=[0]) - 1
     head_dim = config.head_dim
     tiled_mmas = make_tiled_mmas(head_dim)
     layouts = make_layouts(tiled_mmas, head_dim)
     load_op = cpasync.CopyBulkTensorTileG2SOp()
     tma, matrices = [], []
     for name, payload in zip(PAYLOADS, payloads, strict=False):
-        size = (batch, seqlen_k, heads_kv) if name in KEY_SIDE else (batch, seqlen_q, heads_q)
-        mX = permuted(unfold(payload, *size), (1, 3, 2, 0))  # (S, D, H, B)
+        heads = heads_kv if name in KEY_SIDE else heads_q
+        seqlen = cute.size(payload, mode=[0]) // (batch * heads)
+        mX = permuted(unfold(payload, batch, seqlen, heads), (1, 3, 2, 0))  # (S, D, H, B)
+        if cutlass.const_expr(mTable is not None):
+            mX = endings(mX, 0)
         make = cute.nvgpu.make_tiled_tma_atom_A if name in KEY_SIDE else cute.nvgpu.make_tiled_tma_atom_B
         layout = layouts[name.removesuffix("_t")]
         copy, matrix = make(load_op, mX, layout, (TILE_N, TILE_M, head_dim), tiled_mmas["s"])
         tma.append(copy)
         matrices.append(matrix)
-    atom_tiles = [(batch, heads_kv, kv_tiles) if n in KEY_SIDE else (batch, heads_q, q_tiles) for n in ATOMS]
-    atoms = tuple(unfold(x, *size) for x, size in zip(atoms, atom_tiles, strict=True))
-    mTerms, mWork = (unfold(x, batch, heads_q, q_tiles) for x in (mTerms, mWork))
+    atom_heads = [heads_kv if n in KEY_SIDE else heads_q for n in ATOMS]
+    atoms = tuple(by_tiles(x, batch, heads) for x, heads in zip(atoms, atom_heads, strict=True))
+    mTerms, mWork = (by_tiles(x, batch, heads_q) for x in (mTerms, mWork))
     mdK, mdV = (unfold(x, batch, seqlen_k, heads_kv) for x in (mdK, mdV))
     main_kernel(
-        tuple(tma), tuple(matrices), atoms, mTerms, mWork, mdK, mdV, mFactor, mOverflows,
+        tuple(tma), tuple(matrices), atoms, mTerms, mWork, mdK, mdV, mFactor, mOverflows, mTable,
         (seqlen_q, seqlen_k), scale_log2, softmax_scale, config,
     ).launch(grid=(kv_tiles, heads_kv, batch), block=(plan.THREADS, 1, 1), min_blocks_per_mp=1)  # fmt: skip
 
@@ -143,6 +152,7 @@ def main_kernel(
     mdV: cute.Tensor,
     mFactor: cute.Tensor,
     mOverflows: cute.Tensor,
+    mTable: cute.Tensor | None,
     lengths: tuple,
     scale_log2: cutlass.Float32,
     softmax_scale: cutlass.Float32,
@@ -159,7 +169,7 @@ def main_kernel(
     parts = cute.make_layout((32 * plan.DQ_COLUMNS, plan.DQ_STAGES, plan.REDUCE_WARPS))
     fill_constant_scales(scales["p"], (E8M0_BIAS - config.p_offset) * 0x01010101)
     tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
-    work = work_of(lengths, mWork.shape[1] // mdK.shape[2], config.causal)
+    work = work_of(mTable, lengths, mWork.shape[1] // mdK.shape[2], config.causal)
     cta = Fixed(
         config=config, tmem=tmem, events=events_of(storage), work=work, tiles=tiles, scales=scales,
         sTerms=smem.allocate_tensor(cutlass.Float32, terms, byte_alignment=128),  # addend, delta
@@ -178,7 +188,7 @@ def main_kernel(
     else:
         cute.arch.setmaxregister_decrease(plan.OTHER_REGISTERS)
         if warp == plan.LOAD_WARP:
-            copies = make_copies(tiled_mmas["s"], tma, matrices, stored, config.head_dim)
+            copies = make_copies(tiled_mmas["s"], tma, matrices, stored, cta)
             load(cta, Fixed(copies=copies, atoms=dict(zip(ATOMS, atoms, strict=True))), mTerms)
         elif warp == plan.MMA_WARP:
             if cta.work.count > 0:
@@ -219,27 +229,32 @@ def allocate_scales(smem: memory.SmemAllocator, tiled_mma: cute.TiledMma) -> dic
     return scales
 
 
-def make_copies(tiled_mma: cute.TiledMma, tma: tuple, matrices: tuple, stored: dict, head_dim: int) -> dict:
-    """By payload: the TMA copy, its destination (TMA, stages) and its source (TMA, tiles, heads, batch)."""
+def make_copies(tiled_mma: cute.TiledMma, tma: tuple, matrices: tuple, stored: dict, cta: Fixed) -> dict:
+    """By payload: the TMA copy, its destination (TMA, stages) and its source (TMA, tiles, heads)."""
     copies = {}
     for name, copy, matrix in zip(PAYLOADS, tma, matrices, strict=False):
-        gX = cute.local_tile(matrix, (TILE_M, head_dim), (None, 0, None, None))
+        mX = place_of(cta.work, name).rows(matrix, 0)
+        gX = cute.local_tile(mX, (TILE_M, cta.config.head_dim), (None, 0, None))
         slice_ = tiled_mma.get_slice(0)
         part = slice_.partition_A(gX) if name in KEY_SIDE else slice_.partition_B(gX)
         copies[name] = (copy, *tma_tiles(copy, stored[name], part))
     return copies
 
 
-def work_of(lengths: tuple, group: cutlass.Int32, causal: bool) -> Fixed:
-    """What the CTA has to do: `kv_tile`, `kv_head`, `batch`, and the tiles of queries from `first` to `q_tiles` of each
-    of the `group` query heads, `count` in all.
+def work_of(mTable: cute.Tensor | None, lengths: tuple, group: cutlass.Int32, causal: bool) -> Fixed:
+    """What the CTA has to do: `kv_tile`, `kv_head`, and the tiles of queries from `first` to `q_tiles` of each of the
+    `group` query heads, `count` in all; and where its sequence lies, `q`, `k` and, for dO, `o` (`sequences.py`).
     """
     kv_tile, kv_head, batch = cute.arch.block_idx()
     seqlen_q, seqlen_k = lengths
+    q = k = o = InBatch(batch)
+    if mTable is not None:
+        row = work_row(mTable, kv_tile)
+        kv_tile, seqlen_q, seqlen_k, q, k, o = row.tile, row.seqlen_q, row.seqlen_k, row.q, row.k, row.o
     q_tiles, first = cute.ceil_div(seqlen_q, TILE_M), cutlass.Int32(0)
     if causal:
         first = cutlass.min(cutlass.max(kv_tile * TILE_N - seqlen_k + seqlen_q, 0), seqlen_q) // TILE_M
     return Fixed(
-        kv_tile=kv_tile, kv_head=kv_head, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
+        kv_tile=kv_tile, kv_head=kv_head, q=q, k=k, o=o, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
         first=first, q_tiles=q_tiles, group=group, count=(q_tiles - first) * group,
     )  # fmt: skip

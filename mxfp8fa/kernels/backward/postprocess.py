@@ -11,6 +11,7 @@ A thread reads the pieces of its query: 32 lanes read 512 contiguous bytes.
 import cutlass
 from cutlass import cute
 
+from mxfp8fa.kernels.backward.preprocess import query_of
 from mxfp8fa.kernels.forward.tensors import unfold
 
 TILE_M = 128
@@ -23,6 +24,7 @@ def postprocess(
     mdQ: cute.Tensor,
     mFactor: cute.Tensor,
     mOverflows: cute.Tensor,
+    mTable: cute.Tensor | None,
     batch: cutlass.Int32,
     seqlen_q: cutlass.Int32,
     heads: cutlass.Int32,
@@ -35,14 +37,17 @@ def postprocess(
         mdQ: (B, Sq, Hq, D) FP32, BF16 or FP16, out.
         mFactor: (1, 1) FP32, the static factor under which FP16 sums stand, a power of two.
         mOverflows: (1, 1) Int32; the number of infinite sums is added to it if they are FP16.
+        mTable: for packed sequences, B = 1 and S = T, all tiles of queries as they lie (`mxfp8fa.kernels.jagged`).
         batch: B.
         seqlen_q: Sq.
         heads: Hq.
         softmax_scale: factor on dQ.
     """
     tiles = cute.ceil_div(seqlen_q, TILE_M)
+    if cutlass.const_expr(mTable is not None):
+        tiles = cute.size(mTable, mode=[0]) - 1
     mWork, mdQ = unfold(mWork, batch, heads, tiles), unfold(mdQ, batch, seqlen_q, heads)
-    postprocess_kernel(mWork, mdQ, mFactor, mOverflows, softmax_scale).launch(
+    postprocess_kernel(mWork, mdQ, mFactor, mOverflows, mTable, softmax_scale).launch(
         grid=(tiles, heads, batch), block=(THREADS, 1, 1)
     )
 
@@ -53,13 +58,15 @@ def postprocess_kernel(
     mdQ: cute.Tensor,
     mFactor: cute.Tensor,
     mOverflows: cute.Tensor,
+    mTable: cute.Tensor | None,
     softmax_scale: cutlass.Float32,
 ) -> None:
     """One CTA: 128 queries of one head."""
     thread, _, _ = cute.arch.thread_idx()
     tile, head, batch = cute.arch.block_idx()
-    query, head_dim = tile * TILE_M + thread, cute.size(mdQ, mode=[3])
-    if query < cute.size(mdQ, mode=[1]):
+    here, query, exists = query_of(mTable, tile, batch, cute.size(mdQ, mode=[1]), thread)
+    head_dim = cute.size(mdQ, mode=[3])
+    if exists:
         gRow = row_of_workspace(mWork[batch, head, tile, None], head_dim, thread)
         stored = cute.make_rmem_tensor(gRow.shape, mWork.element_type)
         cute.autovec_copy(gRow, stored)
@@ -69,7 +76,7 @@ def postprocess_kernel(
             row = row * (cutlass.Float32(1) / mFactor[0, 0])
         out = cute.make_rmem_tensor(gRow.shape, mdQ.element_type)
         out.store((row * softmax_scale).to(mdQ.element_type))
-        cute.autovec_copy(cute.make_tensor(out.iterator, cute.make_layout(head_dim)), mdQ[batch, query, head, None])
+        cute.autovec_copy(cute.make_tensor(out.iterator, cute.make_layout(head_dim)), mdQ[here, query, head, None])
 
 
 postprocess_kernel.set_name_prefix("backward_postprocess", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -18,6 +18,7 @@ import cutlass
 from cutlass import cute, memory
 
 from mxfp8fa.kernels.backward.square import scale_value, square_scale
+from mxfp8fa.kernels.forward.sequences import work_row
 from mxfp8fa.kernels.forward.tensors import unfold
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3
 from mxfp8fa.kernels.steps.step4_quantizer import reciprocal
@@ -39,6 +40,7 @@ def preprocess(
     mScales: cute.Tensor,
     mTerms: cute.Tensor,
     mdQ: cute.Tensor,
+    mTable: cute.Tensor | None,
     batch: cutlass.Int32,
     seqlen_q: cutlass.Int32,
     heads: cutlass.Int32,
@@ -56,7 +58,8 @@ def preprocess(
         mCodes: (B, Sq, Hq, D) E4M3, out: dO.
         mScales: (2, B, Hq, tiles, 128) Int32, out: its scales, packed with tokens as rows, and with head_dim as rows.
         mTerms: (B, Hq, tiles, 2 * 128) FP32, out: addend and delta of the rows.
-        mdQ: (B, Hq, tiles, 128 * D) FP32 or FP16, out: zeros.
+        mdQ: (B, Hq, tiles, 128 * D) FP32 or FP16, out: zeros; None if it is not this kernel's business.
+        mTable: for packed sequences, B = 1 and S = T, all tiles of queries as they lie (`mxfp8fa.kernels.jagged`).
         batch: B.
         seqlen_q: Sq.
         heads: Hq.
@@ -65,13 +68,17 @@ def preprocess(
         dequantized: whether delta takes dO as the products see it.
     """
     tiles = cute.ceil_div(seqlen_q, TILE_M)
+    if cutlass.const_expr(mTable is not None):
+        tiles = cute.size(mTable, mode=[0]) - 1
     mdO, mO, mCodes = (unfold(x, batch, seqlen_q, heads) for x in (mdO, mO, mCodes))
     mLSE = unfold(mLSE, batch, heads, seqlen_q)
     if cutlass.const_expr(mdLSE is not None):
         mdLSE = unfold(mdLSE, batch, heads, seqlen_q)
     mScales = unfold(mScales, 2, batch, heads, tiles)
-    mTerms, mdQ = (unfold(x, batch, heads, tiles) for x in (mTerms, mdQ))
-    preprocess_kernel(mdO, mO, mLSE, mdLSE, mCodes, mScales, mTerms, mdQ, p_offset, rule, dequantized).launch(
+    mTerms = unfold(mTerms, batch, heads, tiles)
+    if cutlass.const_expr(mdQ is not None):
+        mdQ = unfold(mdQ, batch, heads, tiles)
+    preprocess_kernel(mdO, mO, mLSE, mdLSE, mCodes, mScales, mTerms, mdQ, mTable, p_offset, rule, dequantized).launch(
         grid=(tiles, heads, batch), block=(THREADS, 1, 1)
     )
 
@@ -93,6 +100,7 @@ def preprocess_kernel(
     mScales: cute.Tensor,
     mTerms: cute.Tensor,
     mdQ: cute.Tensor,
+    mTable: cute.Tensor | None,
     p_offset: cutlass.Constexpr[int],
     rule: cutlass.Constexpr[str],
     dequantized: cutlass.Constexpr[bool],
@@ -102,34 +110,46 @@ def preprocess_kernel(
     tile, head, batch = cute.arch.block_idx()
     storage = memory.SmemAllocator().allocate(Storage)
     sScales = storage.scales.get_tensor(cute.make_layout((WARPS, 4), stride=(4, 1)))
-    query = tile * TILE_M + thread
-    exists = query < cute.size(mdO, mode=[1])
+    here, query, exists = query_of(mTable, tile, batch, cute.size(mdO, mode=[1]), thread)
 
-    row = load_row(mdO, batch, query, head, exists)
+    row = load_row(mdO, here, query, head, exists)
     codes = cute.make_rmem_tensor(cute.size(row), E4M3)
     tokens_word = quantize_row(row, codes, sScales, thread, rule, dequantized)
     if exists:
-        cute.autovec_copy(codes, mCodes[batch, query, head, None])
+        cute.autovec_copy(codes, mCodes[here, query, head, None])
     mScales[0, batch, head, tile, place_in_atom(thread)] = tokens_word if exists else 0
     cute.arch.sync_threads()
     mScales[1, batch, head, tile, place_in_atom(thread)] = head_dim_word(sScales, thread, cute.size(row))
 
     addend, delta = -cutlass.Float32.inf, cutlass.Float32(0)
     if exists:
-        lse = mLSE[batch, head, query, 0]
+        lse = mLSE[here, head, query, 0]
         if lse != -cutlass.Float32.inf:
             # An explicit rounding, or the compiler makes one fma of product and difference.
             log2 = cute.math.mul(lse, float(LOG2_E), rounding=cute.math.RoundingMode.NEAREST_EVEN)
             addend = cutlass.Float32(p_offset) - log2
-            delta = row_dot(row, load_row(mO, batch, query, head, True))
+            delta = row_dot(row, load_row(mO, here, query, head, True))
             if cutlass.const_expr(mdLSE is not None):
-                delta = delta - mdLSE[batch, head, query, 0]
+                delta = delta - mdLSE[here, head, query, 0]
     mTerms[batch, head, tile, thread] = addend
     mTerms[batch, head, tile, TILE_M + thread] = delta
-    fill_with_zeros(mdQ[batch, head, tile, None], thread)
+    if cutlass.const_expr(mdQ is not None):
+        fill_with_zeros(mdQ[batch, head, tile, None], thread)
 
 
 preprocess_kernel.set_name_prefix("backward_preprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+def query_of(
+    mTable: cute.Tensor | None, tile: cutlass.Int32, batch: cutlass.Int32, seqlen: cutlass.Int32, thread: cutlass.Int32
+) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Boolean]:
+    """Batch and row of the thread's query in (B, S, ...), and whether it exists."""
+    if mTable is None:
+        query = tile * TILE_M + thread
+        return batch, query, query < seqlen
+    work = work_row(mTable, tile)
+    query = work.tile * TILE_M + thread
+    return *work.o.row(query), query < work.seqlen_q
 
 
 @cute.jit

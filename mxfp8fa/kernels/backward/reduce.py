@@ -42,7 +42,7 @@ def reduce_dq(cta: Fixed, mWork: cute.Tensor, mFactor: cute.Tensor, mOverflows: 
     t = cutlass.Int32(0)
     for head in cutlass.range(work.kv_head * work.group, (work.kv_head + 1) * work.group, unroll=1):
         for tile in cutlass.range(work.first, work.q_tiles, unroll=1):
-            gWarp = cute.local_tile(mWork[work.batch, head, tile, None], (parts * part_size,), (warp,))
+            gWarp = cute.local_tile(work.q.tile(mWork, head, tile), (parts * part_size,), (warp,))
             events.dq_full.wait(t)
             for part in cutlass.range_constexpr(parts):
                 piece = load_row(cta.tmem + TMEM["dP"].start + part * DQ_COLUMNS, DQ_COLUMNS, thread)
