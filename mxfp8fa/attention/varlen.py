@@ -47,6 +47,9 @@ def flash_attn_varlen_func(
     q, k, v for floats, as `flash_attn_func` is; the gradient of a q that sequences share is their sum, added up in FP32
     whatever options.dq_accumulate says.
 
+    The kernels need no number that only a GPU knows: their work table is made there, and memory is taken by a bound. But
+    quantizing floats and making an `MXOperand` still read cu_seqlens on the host, which waits for a GPU.
+
     Args:
         q: (Tq, Hq, D), D = 64 or 128; with broadcast_q one block (Sq, Hq, D) that all sequences share. Floats are
             quantized first, blocks along the tokens restarting at every sequence; an `MXOperand` has cu_seqlens.
