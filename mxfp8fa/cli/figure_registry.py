@@ -287,6 +287,14 @@ def speeds() -> Figure:
     return fig_speeds(rows, unit="PF", finding=finding, parameters="modelled: b8-h16-s2048-d128, B200, 1.58 to 1.965 GHz")
 
 
+def jagged_bytes() -> Figure:
+    """Bytes that packed sequences move, by split addressing and by a padded gather."""
+    from mxfp8fa.plots.jagged import fig_jagged_bytes
+    from mxfp8fa.studies import jagged
+
+    return fig_jagged_bytes(jagged.jagged_bytes())
+
+
 # File name without suffix -> how to draw it.
 FIGURES: dict[str, Callable[[], Figure]] = {
     function.__name__: function
@@ -322,6 +330,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         sensitivity,
         speed_by_length,
         speeds,
+        jagged_bytes,
     )
 }
 # Drawn from a run of a compiled kernel: these need the extra `kernels`.
