@@ -7,12 +7,14 @@ pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
 import numpy as np  # noqa: E402
+from cutlass import cute  # noqa: E402
 from forward_harness import FILLING, SCALE, assert_same_bits, run, values  # noqa: E402
 
 from mxfp8fa import emulator  # noqa: E402
-from mxfp8fa.kernels import MXOperand  # noqa: E402
+from mxfp8fa.kernels import MXOperand, execution  # noqa: E402
 from mxfp8fa.kernels.forward import forward_arguments  # noqa: E402
 from mxfp8fa.kernels.forward.names import names  # noqa: E402
+from mxfp8fa.kernels.forward.sequences import Packed  # noqa: E402
 from mxfp8fa.kernels.jagged import COLUMNS, Jagged, tile_bound  # noqa: E402
 from mxfp8fa.numerics import attention_mxfp8, quantize  # noqa: E402
 
@@ -84,6 +86,7 @@ def test_causal_grouped_heads_head_dim_128_and_memory_by_the_bound():
     check(*packed((0, 140, 3), (5, 150, 130), 2, 1, 128), causal=True, exact=False)
 
 
+@pytest.mark.slow
 def test_the_dense_kernel_gives_the_same_bits_sequence_by_sequence():
     tensors, cu = packed((130, 40), (90, 129), 1, 1, 64)
     o, lse, _ = run_jagged(tensors, jagged(*cu))
@@ -107,6 +110,25 @@ def test_what_lies_beside_a_sequence_never_reaches_it():
     o, lse = check(*packed((30, 140, 20), (20, 50, 100), 1, 1, 64, edit=edit))
     assert o[30:170].isfinite().all() and lse[:, 30:170].isfinite().all()
     assert o[:30].isnan().all() and o[170:].isnan().all()
+
+
+@pytest.mark.slow
+def test_a_map_that_ends_with_the_tensor_and_not_with_the_sequence_would_show(monkeypatch):
+    """A mutant: the next sequence's NaN comes along in the last tile of V, and 0 * NaN is NaN."""
+
+    def to_the_end_of_all(self, mX, tokens):
+        shift = [0, 0, 0]
+        shift[tokens] = self.start
+        return cute.domain_offset(tuple(shift), mX[None, None, None, cute.size(mX, mode=[tokens])])
+
+    def edit(q, k, v):
+        v[70:] = np.nan
+
+    monkeypatch.setattr(execution, "_compiled", {})
+    monkeypatch.setattr(Packed, "rows", to_the_end_of_all)
+    tensors, cu = packed((30, 40), (70, 100), 1, 1, 64, edit=edit)
+    o, _, _ = run_jagged(tensors, jagged(*cu), check="off")
+    assert o[:30].isnan().all()
 
 
 def test_shared_queries():
