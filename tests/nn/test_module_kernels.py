@@ -48,5 +48,25 @@ def test_packed_sequences():
 
 
 def test_what_kernels_do_not_do_is_refused():
-    with pytest.raises(ValueError, match="head_dim = 32 is not supported; allowed: 64 and 128"):
+    with pytest.raises(ValueError, match="head_dim = 32 is not supported by the kernels; allowed: 64 and 128"):
         MXAttention(64, 2, 2, 32, backend="kernels")(torch.zeros(1, 4, 64))
+
+
+def test_compiled_as_one_graph():
+    """By the tracer alone: shapes of the operators' results are those that the kernels give."""
+    torch.manual_seed(0)
+    module = MXAttention(64, 2, 1, 64, causal=True, backend="kernels")
+    x = torch.randn(1, 40, 64)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for found, expected in zip(results(compiled, x), results(module, x), strict=True):
+        assert sqnr_db(found.numpy(), expected.numpy()) > 60
+
+
+def test_no_float_copy_of_what_the_epilogue_quantizes():
+    """What is kept: h, weights, codes and scales, O and lse."""
+    torch.manual_seed(0)
+    module, kept = MXAttention(64, 2, 1, 64, causal=True, backend="kernels"), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        module(torch.randn(1, 40, 64))
+    heads = [t for t in kept if t.ndim == 4 and t.shape[-1] == 64]
+    assert sorted(str(t.dtype) for t in heads) == ["torch.bfloat16"] + 6 * ["torch.uint8"]  # O; two payloads of Q, K, V
