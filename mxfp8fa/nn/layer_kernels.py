@@ -204,11 +204,11 @@ def layer_backward(
 
     chosen = _options_from(options)
     q, k, v = _operands(payloads, _axes(chosen, causal))
-    second = {"q_second": q[1], "k_second": k[1]} if len(q) > 1 else {}
+    q_second, k_second = (q[1], k[1]) if len(q) > 1 else (None, None)
     with announced(_call([q[0], k[0], v[0]], softmax_scale, causal, chosen), backward=True):
         dq, dk, dv = backward(
             q[0], k[0], v[-1], o, lse, do.contiguous(), softmax_scale=softmax_scale, causal=causal, options=chosen,
-            dtype=torch.bfloat16, **second,
+            dtype=torch.bfloat16, q_second=q_second, k_second=k_second,
         )  # fmt: skip
     return dq, dk, dv
 
