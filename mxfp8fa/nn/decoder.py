@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from mxfp8fa.nn.byte_model import Linear
 from mxfp8fa.nn.module import MXAttention
+from mxfp8fa.nn.sequences import Sequences
+from mxfp8fa.numerics.formats import E4M3
 from mxfp8fa.numerics.options import AttentionOptions
 
 # Name of `--attention` for the tasks module and jagged -> what the layers are given.
@@ -25,6 +27,8 @@ LAYERS: dict[str, dict[str, Any]] = {
     "square": {"options": AttentionOptions(qk_blocks="square", v_blocks="square")},
     "bf16_head": {"bf16_heads": (0,)},
     "coarse": {"options": AttentionOptions(rule="floor", p_offset=0, delta="unquantized_dO")},
+    "static": {"do_scale_log2": 6},
+    "unscaled": {"do_scale_log2": 0},
 }
 ROPE_BASE = 10_000.0
 
@@ -53,12 +57,38 @@ class DecoderSize:
         return self.heads * self.head_dim
 
 
+class StaticScaleAttention(MXAttention):
+    """A control, harmful on purpose: dO goes through E4M3 under one static power of two instead of block scales.
+
+    Args:
+        width: as for `MXAttention`, whose other arguments follow.
+        num_heads: likewise.
+        do_scale_log2: log2 of the factor on dO; of the usual mean loss 0 leaves nothing above E4M3's smallest number.
+        arguments: the rest.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, do_scale_log2: int, **arguments: Any) -> None:
+        super().__init__(width, num_heads, **arguments)
+        self.do_scale = 2.0**do_scale_log2
+
+    def _attend(self, h: torch.Tensor, sequences: Sequences | None) -> torch.Tensor:
+        o = super()._attend(h, sequences)
+        if self.precision == "mxfp8" and o.requires_grad:
+            o.register_hook(self._through_e4m3)
+        return o
+
+    def _through_e4m3(self, do: torch.Tensor) -> torch.Tensor:
+        codes = (do.float() * self.do_scale).clamp(-E4M3.max_value, E4M3.max_value).to(torch.float8_e4m3fn)
+        return (codes.float() / self.do_scale).to(do.dtype)
+
+
 class Block(nn.Module):
     """Attention and a two-layer perceptron, each added to the residual stream."""
 
     def __init__(self, size: DecoderSize, layer: dict[str, Any]) -> None:
         super().__init__()
-        self.attention = MXAttention(size.width, size.heads, causal=True, rope_base=ROPE_BASE, **layer)
+        kind = StaticScaleAttention if "do_scale_log2" in layer else MXAttention
+        self.attention = kind(size.width, size.heads, causal=True, rope_base=ROPE_BASE, **layer)
         self.norm = nn.RMSNorm(size.width)
         self.up, self.down = (
             Linear(size.width, 4 * size.width, bias=False), Linear(4 * size.width, size.width, bias=False)
