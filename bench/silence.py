@@ -11,6 +11,7 @@ import datetime
 import importlib.metadata
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ Emulated, {date}: {cpu}; Python {python}, {packages}.
 (other work ran beside it).
 
 Every kernel is the package's own, unmodified, compiled for sm_100a, run with `check="races"` and the default assumptions.
-"reports": findings of all schedules, the same pair of sites once. "true of it": findings that are so and are named in the
-test (`TRUE_OF`). "allowed": known and benign, with the reason in `mxfp8fa/emulator/check/allowed.py`. Seconds: CPU time of
+"reports": findings of all schedules, the same pair of sites once, but for those of the next two columns. "true of it":
+findings that are so and are named in the test (`TRUE_OF`). "allowed": known and benign, with the reason in `mxfp8fa/emulator/check/allowed.py`. Seconds: CPU time of
 all schedules together, compilation included. Warp-instructions: of one run.
 
 | kernel | inputs | schedules | reports | true of it | allowed | warp-instructions | seconds |
@@ -36,20 +37,27 @@ all schedules together, compilation included. Warp-instructions: of one run.
 
 
 class Recorder:
-    """Lines of the table, tests that failed, and tests that did not run."""
+    """Lines of the table, tests that failed, and tests that were skipped or not reached."""
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[Recorder], None]) -> None:
+        self.write = write  # called after every test, so that a run which is stopped keeps its lines
         self.lines: list[dict[str, Any]] = []
         self.failed: list[str] = []
-        self.skipped: list[str] = []
+        self.not_run: list[str] = []
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.not_run = [item.name for item in session.items]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        name = report.nodeid.split("::")[-1]
         if report.failed:
-            self.failed.append(f"{report.nodeid.split('::')[-1]}: {report.longrepr.reprcrash.message.splitlines()[0]}")
-        if report.skipped:
-            self.skipped.append(report.nodeid.split("::")[-1])
+            self.failed.append(f"{name}: {report.longrepr.reprcrash.message.splitlines()[0]}")
         if report.when == "call":
             self.lines += [line for name, line in report.user_properties if name == "silence"]
+            if not report.skipped:
+                self.not_run.remove(name)
+        if report.when == "teardown":
+            self.write(self)
 
 
 def row(line: dict[str, Any]) -> str:
@@ -68,7 +76,7 @@ def text(recorder: Recorder, minutes: float, for_pytest: list[str]) -> str:
         packages=", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
         arguments="".join(f" {a}" for a in for_pytest),
     )  # fmt: skip
-    named = [f"- failed: {name}" for name in recorder.failed] + [f"- not run: {name}" for name in recorder.skipped]
+    named = [f"- failed: {name}" for name in recorder.failed] + [f"- not run: {name}" for name in recorder.not_run]
     return head + "\n".join([*map(row, recorder.lines), *(["", *named] if named else [])]) + "\n"
 
 
@@ -76,12 +84,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="also write the table to this file")
     arguments, for_pytest = parser.parse_known_args()
-    recorder, start = Recorder(), time.perf_counter()
+    start = time.perf_counter()
+
+    def table(recorder: Recorder) -> str:
+        return text(recorder, (time.perf_counter() - start) / 60, for_pytest)
+
+    def write(recorder: Recorder) -> None:
+        if arguments.write:
+            arguments.write.write_text(table(recorder))
+
+    recorder = Recorder(write)
     status = pytest.main(["-q", "-W", "ignore", "--tb=short", "-m", "slow", *for_pytest, str(TEST)], plugins=[recorder])
-    table = text(recorder, (time.perf_counter() - start) / 60, for_pytest)
-    print(table)
-    if arguments.write:
-        arguments.write.write_text(table)
+    print(table(recorder))
     return int(status)
 
 
