@@ -28,8 +28,9 @@ Emulated, {date}: {cpu}; Python {python}, {packages}.
 
 Every kernel is the package's own, unmodified, compiled for sm_100a, run with `check="races"` and the default assumptions.
 "reports": findings of all schedules, the same pair of sites once, but for those of the next two columns. "true of it":
-findings that are so and are named in the test (`TRUE_OF`). "allowed": known and benign, with the reason in `mxfp8fa/emulator/check/allowed.py`. Seconds: CPU time of
-all schedules together, compilation included. Warp-instructions: of one run.
+findings that are so and are named in the test (`TRUE_OF`). "allowed": known and benign, with the reason in
+`mxfp8fa/emulator/check/allowed.py`. Seconds: CPU time of all schedules together, compilation included.
+Warp-instructions: of one run.
 
 | kernel | inputs | schedules | reports | true of it | allowed | warp-instructions | seconds |
 |---|---|---|---|---|---|---|---|
