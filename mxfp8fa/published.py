@@ -318,17 +318,18 @@ OURS: dict[str, Ours] = {
     "forward_llm_bf16": Ours("modelled", "mxfp8fa model flash-attn-4 --two-cta", "1.38 to 1.72 PF", "flash-attn-4"),
     "forward_llm_speedup": Ours("modelled", "mxfp8fa model forward", "0.91x", "over flash-attn-4"),
     "backward_llm_fp32_dq": Ours("modelled", "mxfp8fa model backward", "0.90 to 1.09 PF"),
-    "backward_llm_fp16_dq": Ours("modelled", "mxfp8fa model backward-fp16", "0.71 to 0.87 PF"),
+    "backward_llm_fp16_dq": Ours("modelled", "mxfp8fa model backward-fp16", "0.87 to 1.06 PF"),
     "backward_llm_speedup_fp32_dq": Ours("modelled", "mxfp8fa model backward", "0.86x", "over flash-attn-4"),
-    "backward_llm_speedup_fp16_dq": Ours("modelled", "mxfp8fa model backward-fp16", "0.68x", "over flash-attn-4"),
+    "backward_llm_speedup_fp16_dq": Ours("modelled", "mxfp8fa model backward-fp16", "0.83x", "over flash-attn-4"),
     "backward_llm_bf16": Ours("modelled", "mxfp8fa model flash-attn-4-backward --two-cta", "1.04 to 1.26 PF", "flash-attn-4"),
-    **{
-        key: Ours("measured", "mxfp8fa bench producers")
-        for key in ("projection_unfused", "projection_fused", "projection_speedup", "rmsnorm_unfused", "rmsnorm_fused")
-    },
-    "module_latency_4096": Ours("modelled", "mxfp8fa bench module"),
-    "module_latency_8192": Ours("modelled", "mxfp8fa bench module"),
-    "module_latency_16384": Ours("modelled", "mxfp8fa bench module"),
+    "module_latency_4096": Ours("modelled", "mxfp8fa bench module", "1.07x", "from published rates"),
+    "module_latency_8192": Ours("modelled", "mxfp8fa bench module", "1.14x", "from published rates"),
+    "module_latency_16384": Ours("modelled", "mxfp8fa bench module", "1.22x", "from published rates"),
+    "projection_unfused": Ours("measured", "mxfp8fa bench producers", "0.08 to 0.28 PF, H200", "cuBLAS, then eager"),
+    "projection_fused": Ours("measured", "mxfp8fa bench producers", "0.61 to 0.77 PF, H200"),
+    "projection_speedup": Ours("measured", "mxfp8fa bench producers", "2.4 to 8.3x, H200", "over cuBLAS, then eager"),
+    "rmsnorm_unfused": Ours("measured", "mxfp8fa bench producers", "0.9 to 1.8 TB/s, H200", "quack's norm, then ours"),
+    "rmsnorm_fused": Ours("measured", "mxfp8fa bench producers", "2.7 to 4.2 TB/s, H200"),
     "sqnr": Ours("emulated", "mxfp8fa sqnr"),
     "strict_summary": Ours("emulated", "mxfp8fa sqnr"),
 }

@@ -8,6 +8,7 @@ import pytest
 
 from mxfp8fa import published
 from mxfp8fa.cli.sqnr import sqnr_table, summary_lines
+from mxfp8fa.studies import speeds
 from mxfp8fa.studies.attention import summarize
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +25,13 @@ def section(name):
 def test_state_table_is_that_of_published_py():
     expected = published.state_table()
     assert section("published") == expected, f"README's state table should be:\n{expected}"
+
+
+def test_the_sentence_on_modelled_speed_has_the_model_s_numbers():
+    text = " ".join(README.split())
+    errors = [predicted / published - 1 for _, published, predicted in speeds.predictions()]
+    assert f"predicts {sum(abs(e) <= 0.1 for e in errors)} of {len(errors)} published times of flash-attn-4 within 10 %" in text
+    assert f"gives our forward {speeds.modelled_value('forward_llm_mxfp8')}, about half" in text
 
 
 def test_sqnr_output_is_what_the_command_prints():

@@ -277,14 +277,15 @@ def speed_by_length() -> Figure:
 
 
 def speeds() -> Figure:
-    """Published and modelled PF of forward and backward at LLM shapes, each bar with its kind."""
+    """Published and modelled PF of forward and backward, each bar with its kind."""
     from mxfp8fa.plots.cycles import fig_speeds
-    from mxfp8fa.studies.speeds import backward_speeds, forward_speeds
+    from mxfp8fa.studies.speedups import attention
 
-    rows = [(f"forward: {what}", kind, low, high) for what, kind, low, high in forward_speeds()]
-    rows += [(f"backward: {what}", kind, low, high) for what, kind, low, high in backward_speeds()]
     finding = "Published speeds beside what the model says of kernels that can be compiled here"
-    return fig_speeds(rows, unit="PF", finding=finding, parameters="modelled: b8-h16-s2048-d128, B200, 1.58 to 1.965 GHz")
+    return fig_speeds(
+        attention(), unit="PF", finding=finding,
+        parameters="LLM shapes, modelled: b8-h16-s2048-d128, B200, 1.58 to 1.965 GHz",
+    )  # fmt: skip
 
 
 def jagged_bytes() -> Figure:

@@ -29,6 +29,7 @@ _SHOWN = 12
 _HEAD_DIMS = (64, 128)
 _MOST_TILES = 5_000_000
 _WINDOW_STEPS = 3
+_ROUND_PF = 0.1  # below, two digits that say something; above, two decimals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +123,7 @@ def as_json(
                 "shape": str(shape), "cycles": round(chip.cycles), "tiles_per_sm": chip.rounds,
                 "steps_per_sm": chip.steps, "balance": round(chip.balance, 3),
                 "us": {f"{ghz} GHz": round(us, 1) for ghz, us in times.items()},
-                "pflops": {f"{ghz} GHz": round(petaflops(flops, us), 3) for ghz, us in times.items()},
+                "pflops": {f"{ghz} GHz": _rounded(petaflops(flops, us)) for ghz, us in times.items()},
             }
         )  # fmt: skip
     return {
@@ -144,7 +145,7 @@ def report(
         (
             r["shape"], f"{r['cycles']:,}", f"{r['tiles_per_sm']}", f"{100 * r['balance']:.0f} %",
             " to ".join(f"{us:.0f}" for us in sorted(r["us"].values(), reverse=True)),
-            " to ".join(f"{pf:.2f}" for pf in sorted(r["pflops"].values())),
+            " to ".join(f"{pf:.2f}" if pf >= _ROUND_PF else f"{pf:.2g}" for pf in sorted(r["pflops"].values())),
         )
         for r in data["results"]
     ]  # fmt: skip
@@ -176,6 +177,10 @@ def report(
             ),
         ]
     return "\n".join(lines)
+
+
+def _rounded(pf: float) -> float:
+    return round(pf, 3) if pf >= _ROUND_PF else float(f"{pf:.3g}")
 
 
 def _write(folder: str, made: Kernel) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mxfp8fa.published import BY_KEY
+from mxfp8fa.published import BY_KEY, attention_flops
+from mxfp8fa.studies.speeds import modelled_cycles
 
 KV_TOKENS = (4096, 8192, 16384)
 PUBLISHED = {count: BY_KEY[f"module_latency_{count}"].values[0] for count in KV_TOKENS}
@@ -54,14 +55,19 @@ class Rates:
 PUBLISHED_RATES = Rates(
     "attention as published", BY_KEY["forward_llm_bf16"].values[0], BY_KEY["forward_llm_mxfp8"].values[0]
 )
-# bench/results/timing.md, b8-h16-s4096-d128: cycles of FlashAttention-4 in BF16 with CTA pairs and of our forward, at
-# 1.7725 GHz, the middle of 1.58 to 1.965.
-_FLOP, _CLOCK_GHZ = 4 * 8 * 16 * 4096 * 4096 * 128, (1.58 + 1.965) / 2
-_BF16_CYCLES, _MXFP8_CYCLES = 1_191_708, 1_323_590
+_MODELLED_SHAPE, _CLOCK_GHZ = "b8-h16-s4096-d128", (1.58 + 1.965) / 2  # the middle
+
+
+def _modelled_pf(cycles: int) -> float:
+    """1e15 FLOP/s of the forward at `_MODELLED_SHAPE`."""
+    return attention_flops(8 * 4096**2, 16, 128) / (cycles / _CLOCK_GHZ) / 1e6
+
+
+# As in bench/results/timing.md; FlashAttention-4 in BF16 with CTA pairs.
 MODELLED_RATES = Rates(
     "attention as modelled here",
-    _FLOP / (_BF16_CYCLES / _CLOCK_GHZ) / 1e6,
-    _FLOP / (_MXFP8_CYCLES / _CLOCK_GHZ) / 1e6,
+    _modelled_pf(modelled_cycles(f"flash-attn-4 2 CTAs, {_MODELLED_SHAPE}")),
+    _modelled_pf(modelled_cycles(f"forward d128 dense, {_MODELLED_SHAPE}")),
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from mxfp8fa.published import BY_KEY
 
 SHIPPED = "timing.json"
+ALONE = " (nothing beside)"  # of a published speed that is neither modelled nor measured here
 
 
 class Speed(NamedTuple):
@@ -75,7 +76,7 @@ def backward_speeds() -> list[Speed]:
     return [
         published("backward_llm_fp16_dq", "MXFP8 FA4, dQ in FP16"),
         published("backward_llm_fp32_dq", "MXFP8 FA4, dQ in FP32"),
-        published("backward_llm_cudnn_mxfp8", "cuDNN MXFP8"),
+        published("backward_llm_cudnn_mxfp8", f"cuDNN MXFP8{ALONE}"),
         published("backward_llm_bf16", "cuDNN BF16 reference"),
         modelled("backward-fp16", "ours, dQ in FP16"),
         modelled("backward", "ours, dQ in FP32"),
@@ -91,19 +92,6 @@ def ratios() -> dict[str, tuple[float, float]]:
         "backward_llm_speedup_fp16_dq": ("backward-fp16", "flash-attn-4-backward"),
     }
     return {key: (BY_KEY[key].values[0], at_llm(slow)["us"][0] / at_llm(fast)["us"][0]) for key, (fast, slow) in pairs.items()}
-
-
-def producer_speeds() -> list[Speed]:
-    """TB/s of norm and quantizer: published (B200), measured on an H200, and what bytes alone would allow there."""
-    rows = [r for r in shipped()["producers"] if r["what"] == "rmsnorm_quantize"]
-    measured = [r["tb_per_s"] for r in rows]
-    by_bytes = [r["tb_per_s"] * r["us"] / r["modelled_us"] for r in rows]
-    return [
-        published("rmsnorm_fused", "RMSNorm fused with quantization, B200"),
-        published("rmsnorm_unfused", "RMSNorm, then quantization, B200"),
-        Speed("ours, fused, H200", "measured", min(measured), max(measured)),
-        Speed("bytes and a launch, H200", "modelled", min(by_bytes), max(by_bytes)),
-    ]
 
 
 def predictions() -> list[tuple[str, float, float]]:
@@ -132,6 +120,17 @@ def by_length() -> dict[str, list[tuple[int, float, float]]]:
     for entry in shipped()["lengths"]:
         curves.setdefault(entry["kernel"].replace(" d128", ","), []).append((entry["length"], *entry["pf"]))
     return curves
+
+
+def modelled_cycles(label: str) -> int:
+    """Cycles of a kernel at a shape, by its label in the tables: "forward d128 dense, b8-h16-s4096-d128".
+
+    Raises:
+        KeyError: it was not modelled.
+    """
+    cycles = {row["label"]: row["cycles"] for table in shipped()["tables"] for row in table["rows"]}
+    cycles |= {f"{entry['kernel']}, {entry['shape']}": entry["cycles"] for entry in shipped()["lengths"]}
+    return int(cycles[label])
 
 
 def timeline() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`mxfp8fa model`: what it refuses before it compiles, a step end to end, and the causal backward."""
 
+import importlib.util
 import json
 
 import pytest
@@ -92,6 +93,27 @@ def test_causal_backward():
     assert longest.cluster == next(iter(longest.replay.record.ctas)) and len(longest.replay.record.ctas) == 8
     steps = {causal: m.increments().step for causal, m in made.items()}
     assert steps[False] == pytest.approx(steps[True], rel=0.15)
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+def test_somebody_elses_kernel(capsys):
+    """flash-attn-4 at head_dim 64, by the command. A step of two tiles is four products of 256 cycles, 128 x 128 x 64 each,
+    and 2,048 cycles of exponentials, some of which flash-attn-4 takes from the special function unit."""
+    if importlib.util.find_spec("flash_attn") is None:
+        pytest.skip("flash-attn-4 is not installed")
+    assert main(["model", "flash-attn-4", "--shape", "b1-h1-s256-d64", "--clock", "1.6", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 4 * 256 < found["cycles_per_step"] < 4 * 256 + 2 * 2048
+    done = {op: counts.split(" of ") for op, counts in found["sass_replayed"].items()}
+    assert {"UTCHMMA", "MUFU.EX2", "LDTM", "STTM"} <= set(done) and all(a == b != "0" for a, b in done.values())
+    assert found["attribution"]["lost"] == 0 and found["attribution"]["replayed_without_line"] == 0
+    (result,) = found["results"]
+    assert result["cycles"] == pytest.approx(
+        found["cycles_once"] + found["cycles_per_tile"] + 2 * found["cycles_per_step"], abs=2
+    )
+    flops, us = 4 * 64 * 256 * 256, result["us"]["1.6 GHz"]
+    assert result["pflops"]["1.6 GHz"] == pytest.approx(flops / us / 1e9, rel=0.02) != 0
 
 
 def test_a_twin_made_by_ptxas_is_the_shipped_cubin():
