@@ -27,6 +27,7 @@ GROUPS = ("cta_group::1", "cta_group::2")
 OPS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 SHARED = ("shared::cta", "shared::cluster")
 COMPLETE = "mbarrier::complete_tx::bytes"
+MULTICAST = ("multicast::cluster",)
 TENSOR = "9.7.9.27 cp.async.bulk.tensor"
 BULK = "9.7.9.25 cp.async.bulk"
 refuse(r"cp\.(reduce\.)?async\.bulk\..*\.im2col", "im2col modes are not supported by the emulator")
@@ -37,17 +38,23 @@ _BULK_ALIGNMENT_BYTES = 16
 # -- tensor loads -----------------------------------------------------------------------------------------------------
 
 
+_TENSOR_LOAD = {"dim": DIMS, "dst": SHARED, "mode": ("tile", "tile::gather4"), "group": GROUPS, "late_group": GROUPS,
+                "section": TENSOR, "not_modelled": "im2col modes; cache hints"}  # fmt: skip
+
+
 @machine(
-    f"cp.async.bulk.tensor.dim.dst.global{{.mode}}.{COMPLETE}{{.multicast::cluster}}{{.group}}{{.L2::cache_"
-    f"hint}}{{.late_group}} [d], [a], [m]{{, b:b64, c:b64}}",
-    dim=DIMS, dst=SHARED, mode=("tile", "tile::gather4"), group=GROUPS, late_group=GROUPS, section=TENSOR,
-    not_modelled="im2col modes; cache hints",
+    f"cp.async.bulk.tensor.dim.dst.global{{.mode}}.{COMPLETE}.multicast{{.group}}{{.L2::cache_hint}}{{.late_group}} "
+    "[d], [a], [m], b:b16{, c:b64}", multicast=MULTICAST, **_TENSOR_LOAD,
+)  # fmt: skip
+@machine(
+    f"cp.async.bulk.tensor.dim.dst.global{{.mode}}.{COMPLETE}{{.group}}{{.L2::cache_hint}}{{.late_group}} "
+    "[d], [a], [m]{, b:b64}", **_TENSOR_LOAD,
 )  # fmt: skip
 def load(
     warp: Warp, bits: int, d: np.ndarray, a: list[np.ndarray], m: np.ndarray, b: Any = None, c: Any = None, *, dim: str, dst: str, mode: str = "tile",
-    multicast_cluster: bool = False, group: str | None = None, late_group: str | None = None, **_: Any,
+    multicast: str | None = None, group: str | None = None, late_group: str | None = None, **_: Any,
 ) -> None:  # fmt: skip
-    """Copy a box of a tensor to shared memory [d], then complete its bytes on mbarrier [m]."""
+    """Copy a box of a tensor to shared memory [d], or to that of the CTAs of mask b, then complete its bytes on mbarrier [m]."""
     for lane in indices_of(bits):
         tensor, coordinates, rows = _tensor_operand(warp, a, int(lane), dim, mode)
         tensor_map.check_coordinates(tensor, coordinates, write=False)
@@ -62,9 +69,9 @@ def load(
         )
         barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
         pair = (group or late_group) == "cta_group::2"
-        ctas = masked_ctas(warp, int(b[lane])) if multicast_cluster else [home]
+        ctas = masked_ctas(warp, int(b[lane])) if multicast else [home]
         for cta in ctas:
-            signalled = _signalled(cta, barrier_cta, pair=pair, multicast=multicast_cluster)
+            signalled = _signalled(cta, barrier_cta, pair=pair, multicast=bool(multicast))
             _queue_load(warp, tensor, box, cta, offset, signalled, barrier)
 
 
@@ -278,16 +285,18 @@ def _check_global(warp: Warp, address: int, size: int, *, write: bool) -> None:
 
 
 @machine(
-    f"cp.async.bulk.dst.global.{COMPLETE}{{.multicast::cluster}}{{.L2::cache_hint}} [d], [a], b, [m]{{, c:b64, e:b64}}",
-    dst=SHARED,
-    section=BULK,
-    not_modelled="cache hints",
-)
+    f"cp.async.bulk.dst.global.{COMPLETE}.multicast{{.L2::cache_hint}} [d], [a], b, [m], c:b16{{, e:b64}}",
+    dst=SHARED, multicast=MULTICAST, section=BULK, not_modelled="cache hints",
+)  # fmt: skip
+@machine(
+    f"cp.async.bulk.dst.global.{COMPLETE}{{.L2::cache_hint}} [d], [a], b, [m]{{, c:b64}}",
+    dst=SHARED, section=BULK, not_modelled="cache hints",
+)  # fmt: skip
 def bulk_load(
     warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, m: np.ndarray, c: Any = None, e: Any = None, *, dst: str,
-    multicast_cluster: bool = False, **_: Any,
+    multicast: str | None = None, **_: Any,
 ) -> None:  # fmt: skip
-    """Copy b bytes of global [a] to shared [d], then complete them on mbarrier [m]."""
+    """Copy b bytes of global [a] to shared [d], or to that of the CTAs of mask c, then complete them on mbarrier [m]."""
     for lane in indices_of(bits):
         size = _size(int(b[lane]), "cp.async.bulk")
         _check_global(warp, int(a[lane]), size, write=False)
@@ -295,8 +304,8 @@ def bulk_load(
             warp, int(d[lane]), size, "the destination of cp.async.bulk", _BULK_ALIGNMENT_BYTES
         )
         barrier_cta, barrier = access.shared_word(warp, "shared::cluster", int(m[lane]), 8, "mbarrier")
-        for cta in masked_ctas(warp, int(c[lane])) if multicast_cluster else [home]:
-            signalled = _signalled(cta, barrier_cta, pair=False, multicast=multicast_cluster)
+        for cta in masked_ctas(warp, int(c[lane])) if multicast else [home]:
+            signalled = _signalled(cta, barrier_cta, pair=False, multicast=bool(multicast))
             _queue_bulk_load(warp, int(a[lane]), size, cta, offset, signalled, barrier)
 
 
@@ -391,13 +400,23 @@ def _peer(
 
 
 @machine(
-    "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}{.cp_mask} [d], [a], b{, c:b64, e:b64}",
-    section=BULK,
-    not_modelled="cache hints",
-)
-def bulk_store(warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, e: Any = None, *, cp_mask: bool = False, L2_cache_hint: bool = False) -> None:  # fmt: skip
+    "cp.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint} [d], [a], b{, c:b64}",
+    section=BULK, not_modelled="cache hints",
+)  # fmt: skip
+@machine(
+    "cp.async.bulk.global.shared::cta.bulk_group.masked [d], [a], b, c:b16",
+    masked=("cp_mask",), section=BULK,
+)  # fmt: skip
+@machine(
+    "cp.async.bulk.global.shared::cta.bulk_group.hint.masked [d], [a], b, c:b64, e:b16",
+    hint=("L2::cache_hint",), masked=("cp_mask",), section=BULK, not_modelled="cache hints",
+)  # fmt: skip
+def bulk_store(
+    warp: Warp, bits: int, d: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any = None, e: Any = None, *,
+    masked: str | None = None, hint: str | None = None, **_: Any,
+) -> None:  # fmt: skip
     """Copy b bytes of shared [a] to global [d]; with .cp_mask only the bytes of each 16 whose bit is set."""
-    mask = None if not cp_mask else (e if L2_cache_hint else c)
+    mask = None if not masked else (e if hint else c)
     _bulk_store(warp, bits, d, a, b, 1, None, mask)
 
 
