@@ -195,6 +195,19 @@ MISTAKES = {
             "lambda do_norm, v_norm, k_max: round(math.log2(65504 / (2 * do_norm * v_norm * k_max)))",
         ],
     },
+    "14_jagged": {
+        "first_atoms": [
+            # atoms shared by sequences, and one for an empty sequence
+            "lambda lengths: [sum(lengths[:i]) // 128 for i in range(len(lengths))]",
+            "lambda lengths: [sum(n // 128 + 1 for n in lengths[:i]) for i in range(len(lengths))]",
+        ],
+        "coordinates": [
+            # blind to the end, and a map that ends with the tensor
+            "lambda i, start, length, tokens: (tokens - length + i, start + length)",
+            "lambda i, start, length, tokens: (start + i, tokens) if start + i < tokens else None",
+        ],
+        "number": ["lambda turn, cta, ctas: turn * ctas + cta", "lambda turn, cta, ctas: (turn + 1) * ctas - 1 - cta"],
+    },
     "15_does_it_train": {
         "relative_error": ["lambda db: 10 ** (-db / 10)", "lambda db: 1 - db / 20"],
         "hidden_up_to": ["lambda noise, rounding: noise / rounding", "lambda noise, rounding: (rounding / noise) ** 2"],

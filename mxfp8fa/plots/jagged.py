@@ -1,11 +1,14 @@
-"""Packed sequences: what they cost in bytes."""
+"""Packed sequences: the two address spaces they lie in, and what they cost in bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from mxfp8fa.layouts import TILE_TOKENS
 from mxfp8fa.plots import style
 from mxfp8fa.studies.jagged import JaggedBytes
 
@@ -29,3 +32,38 @@ def fig_jagged_bytes(data: JaggedBytes, *, ax: Any = None) -> Figure:
     right.set_ylim(0)
     finding = "A padded gather moves three to five times the bytes; split addressing pads scales only"
     return style.finish(axes, ax, finding, "definition", data.parameters)
+
+
+@style.styled
+def fig_address_spaces(lengths: Sequence[int], *, ax: Any = None) -> Figure:
+    """Where the codes and the scales of each sequence lie; what is padding, grey.
+
+    Args:
+        lengths: of the sequences, in tokens.
+        ax: where to draw; None for a new figure.
+    """
+    (axis,) = axes = style.panels(1, ax, size=(9.0, 3.4))
+    tiles = -(-np.asarray(lengths) // TILE_TOKENS)
+    starts, firsts = np.cumsum(lengths) - lengths, TILE_TOKENS * (np.cumsum(tiles) - tiles)
+    colors = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.VERMILION)
+    for i, (length, start, first, count) in enumerate(zip(lengths, starts, firsts, tiles, strict=True)):
+        color = colors[i % len(colors)]
+        axis.barh(1, length, left=start, height=0.5, color=color)
+        axis.barh(0, count * TILE_TOKENS, left=first, height=0.5, color=style.LIGHT)
+        axis.barh(0, length, left=first, height=0.5, color=color)
+        axis.plot([start, first], [0.75, 0.25], color=color, linewidth=1, linestyle="--")
+        if length:
+            axis.text(start + length / 2, 1.32, f"seq. {i}", ha="center", va="bottom", fontsize=9)
+    for edge in TILE_TOKENS * np.arange(tiles.sum() + 1):
+        axis.plot([edge, edge], [-0.25, 0.25], color=style.BLACK, linewidth=1)
+    axis.set_yticks([1, 0], ["codes, compact", "scales, whole atoms"])
+    axis.set_ylim(-0.5, 1.65)
+    axis.set_xticks(TILE_TOKENS * np.arange(tiles.sum() + 1))
+    axis.set_xlabel("place, in tokens (an atom of scales is 128 tokens of one head)")
+    axis.grid(False)
+    finding = "Codes lie end to end; every sequence has atoms of scales of its own"
+    empty = [i for i, length in enumerate(lengths) if not length]
+    parameters = f"lengths {', '.join(map(str, lengths))}; grey is padding"
+    if empty:
+        parameters += f"; sequences without tokens have no place in either: {', '.join(map(str, empty))}"
+    return style.finish(axes, ax, finding, "definition", parameters)
