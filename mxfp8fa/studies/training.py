@@ -26,9 +26,10 @@ ATTENTIONS = {
     "square": "MXFP8, square blocks (leak)",
     "bf16_head": "MXFP8, one head of four in BF16",
     "coarse": "MXFP8, coarse on purpose: floor, P unscaled, delta",
-    "static": "control: dO in E4M3 under one static factor, 2^6",
-    "unscaled": "control: dO in E4M3 without any scale",
+    "static": "control: dO in E4M3, times 2^6",
+    "unscaled": "control: dO in E4M3, no scale",
 }
+CONTROLS = ("static", "unscaled")  # harmful on purpose: an experiment that does not see them sees nothing
 BYTES = ("bf16", "exact", "rounded", "direct")  # of the task bytes
 TASKS = {"bytes": BYTES, "module": tuple(ATTENTIONS), "jagged": tuple(ATTENTIONS)}
 UNITS = {"bytes": "nats per byte", "module": "nats per byte", "jagged": "nats per event"}
