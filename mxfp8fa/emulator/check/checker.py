@@ -288,6 +288,9 @@ class Checker(Watch):
         """Check and remember an access to global memory."""
         access = self._access(GLOBAL, write=write, atomic=atomic)
         where = addresses.reshape(-1).astype(np.int64)
+        if PAGE_BYTES % size_bytes:  # 12 bytes (TMA's 16 elements of 6 bits) may lie in two pages
+            where = (where[:, None] + np.arange(0, size_bytes, WORD_BYTES)).reshape(-1)
+            size_bytes = WORD_BYTES
         pages = where // PAGE_BYTES
         for page in np.unique(pages).tolist():
             shadow = self._pages.get(page)

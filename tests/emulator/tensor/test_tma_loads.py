@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -158,6 +160,14 @@ def test_padded_groups_keep_their_padding(data_type, swizzle):
     t = tensor(data_type, (256, 5), (128, 4), swizzle=swizzle)
     check(t, (128, 2))
     check(t, (0, -1))
+
+
+def test_the_checker_follows_groups_that_lie_in_two_pages():
+    """12 bytes per 16 elements of 6 bits; the first row begins 64 bytes in front of a multiple of 4,096."""
+    t = tensor(U6_PADDED, (128, 4), (128, 4))
+    memory = boxes.aligned(np.arange(8192).astype(np.uint8), 4096)
+    t = boxes.Tensor(memory, dataclasses.replace(t.map, address=memory.ctypes.data + 4096 - 64))
+    check(t, (0, 0), check="races")
 
 
 @pytest.mark.parametrize("rows", [(0, 5, 2, 7), (3, 3, 3, 3), (-1, 8, 100, 4)])
