@@ -284,7 +284,7 @@ def speeds() -> Figure:
     finding = "Published speeds beside what the model says of kernels that can be compiled here"
     return fig_speeds(
         attention(), unit="PF", finding=finding,
-        parameters="LLM shapes, modelled: b8-h16-s2048-d128, B200, 1.58 to 1.965 GHz",
+        parameters="LLM shapes, modelled: b8-h16-s2048-d128, B200, 1.58 to 1.965 GHz; recommendation shapes: see jagged_tail",
     )  # fmt: skip
 
 
@@ -294,6 +294,14 @@ def jagged_bytes() -> Figure:
     from mxfp8fa.studies import jagged
 
     return fig_jagged_bytes(jagged.jagged_bytes())
+
+
+def jagged_tail() -> Figure:
+    """When SMs end on packed sequences by order of work, and modelled speeds beside the published ones."""
+    from mxfp8fa.plots.jagged import fig_jagged_tail
+    from mxfp8fa.studies import jagged
+
+    return fig_jagged_tail(jagged.jagged_tail())
 
 
 # File name without suffix -> how to draw it.
@@ -332,6 +340,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         speed_by_length,
         speeds,
         jagged_bytes,
+        jagged_tail,
     )
 }
 # Drawn from a run of a compiled kernel: these need the extra `kernels`.

@@ -157,6 +157,34 @@ def _forward_call(num_heads: int, keys: int) -> tuple[Any, tuple[Any, ...]]:
     return compiled, args
 
 
+def jagged() -> Target:
+    """The forward kernel on packed sequences, one CTA: two tiles of keys, no keys, no queries, one tile of each.
+
+    Three heads make nine tiles of keys, so that every stage of the rings of four is waited for.
+    """
+    import numpy as np
+    import torch
+
+    from mxfp8fa.kernels import MXOperand
+    from mxfp8fa.kernels.forward import forward_arguments
+    from mxfp8fa.kernels.forward.names import names
+    from mxfp8fa.kernels.jagged import Jagged
+    from mxfp8fa.numerics import quantize
+
+    rng = np.random.default_rng(0)
+    cu = [np.cumsum((0, *lengths), dtype=np.int32) for lengths in ((130, 20, 0, 40), (200, 0, 30, 70))]
+    q, k, v = (
+        MXOperand.from_mx_tensor(
+            quantize(rng.standard_normal((c[-1], 3, 64)).astype(np.float32), axes=axis, tail="partial", cu_seqlens=c)
+        )
+        for c, axis in ((cu[0], 2), (cu[1], 2), (cu[1], 0))
+    )
+    cu_q, cu_k = map(torch.from_numpy, cu)
+    sequences = Jagged(cu_q, cu_k, int(cu_q[-1]), int(cu_k[-1]), exact=True)
+    compiled, args, _ = forward_arguments(q, k, v, softmax_scale=0.125, sequences=sequences, ctas=1)
+    return Target(compiled, args, names(64), {"wait_ld": "required"})
+
+
 def backward() -> Target:
     """The backward's main kernel: four tiles of queries, the last of them short, and one of keys, of dimension 64."""
     from mxfp8fa.studies.backward_runs import main_launch, random_call
@@ -167,7 +195,7 @@ def backward() -> Target:
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "step2": k_loop, "step3": block_scaled, "step6": kv_loop, "step7": warp_specialised, "forward": forward,
-    "backward": backward,
+    "jagged": jagged, "backward": backward,
 }  # fmt: skip
 
 

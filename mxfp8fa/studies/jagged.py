@@ -1,15 +1,29 @@
-"""What packed sequences cost in bytes: split addressing against a gather into padded memory. Arithmetic, nothing measured."""
+"""What packed sequences cost: bytes, by arithmetic, and time, by the timing model's cycles of a tile and of a step.
+
+Published for jagged keys: 2.54 PF at lengths up to 16,384, the distribution not stated. Ours: 256 sequences whose keys go in
+even steps from 1 to 16,384, or all have 16,384; each has 256 queries of its own, 4 heads, head_dim 128, no mask.
+"""
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mxfp8fa.layouts import ATOM_BYTES, TILE_TOKENS
+from mxfp8fa.published import BY_KEY, attention_flops
+from mxfp8fa.studies.speeds import at_llm
+from mxfp8fa.timing.chip import Increments, petaflops
+from mxfp8fa.timing.rates import Rates
 
 LONGEST, BATCH, HEAD_DIM = 16_384, 256, 128
+QUERIES, HEADS = 256, 4  # queries of a sequence: a work tile of the forward, two steps of the backward
+CLOCKS_GHZ = (1.58, 1.965)
+# Moved per element of Q by the kernels beside the backward: dO and O read, codes of dO written, dQ cleared, read, converted.
+AROUND_BYTES = {"backward": 2 + 2 + 1 + 4 + 4 + 2, "backward-fp16": 2 + 2 + 1 + 2 + 2 + 2}
 WAYS = ("split addressing", "gather, padded to 128", "gather, padded to the longest")
 
 
@@ -57,3 +71,141 @@ def jagged_bytes() -> JaggedBytes:
     parameters = f"{BATCH} sequences, longest {LONGEST:,}; K and V of a head of {HEAD_DIM}; arithmetic; right: lengths 1 to 2 n - 1"
     ways = {way: np.array([m[way] for m in moved]) / compact for way in WAYS}
     return JaggedBytes(spread, ways, length, padding, parameters)
+
+
+def ends_forward(
+    work: NDArray[np.int64], increments: Increments, ctas: int, *, back_and_forth: bool
+) -> NDArray[np.float64]:
+    """Cycles at which every CTA ends: CTA c takes work tiles c, c + n, ..., or every other round from the other side.
+
+    Args:
+        work: steps of every work tile, in order.
+        increments: cycles of a tile and a step.
+        ctas: n.
+        back_and_forth: as `kernels.forward.scheduler.JaggedScheduler` does.
+    """
+    rounds = np.pad(work, (0, -len(work) % ctas)).reshape(-1, ctas)
+    if back_and_forth:
+        rounds[1::2] = rounds[1::2, ::-1].copy()
+    return increments.start + increments.tile * (rounds > 0).sum(0) + increments.step * rounds.sum(0)
+
+
+def ends_backward(work: NDArray[np.int64], increments: Increments, rates: Rates) -> NDArray[np.float64]:
+    """Cycles at which every SM ends: each work tile is a CTA, and starts where one has ended."""
+    free = [0.0] * int(rates["sm_count"])
+    for steps in work:
+        heapq.heapreplace(free, free[0] + increments.cycles(1, int(steps)) + rates["cta_start"])
+    return np.array(free)
+
+
+@dataclass(frozen=True)
+class JaggedSpeed:
+    """One kernel on one distribution of lengths, modelled.
+
+    Attributes:
+        what: for labels.
+        key: of the published figure that it stands beside.
+        ends: cycles at which every SM ends.
+        petaflops: at 1.58 and at 1.965 GHz; launches included.
+    """
+
+    what: str
+    key: str
+    ends: NDArray[np.float64]
+    petaflops: tuple[float, float]
+
+    @property
+    def published(self) -> float:
+        """PF."""
+        return BY_KEY[self.key].values[0]
+
+
+@dataclass(frozen=True)
+class JaggedTail:
+    """The forward's SMs at the end of a launch, and speeds.
+
+    Attributes:
+        ends: order of work -> cycles at which every SM ends, the first to the last.
+        speeds: of forward and backward.
+        parameters: for the caption.
+    """
+
+    ends: dict[str, NDArray[np.float64]]
+    speeds: tuple[JaggedSpeed, ...]
+    parameters: str
+
+
+def key_lengths(*, jagged: bool) -> NDArray[np.int64]:
+    """Keys of the 256 sequences, shuffled, as they lie."""
+    lengths = np.linspace(1, LONGEST, BATCH).astype(np.int64) if jagged else np.full(BATCH, LONGEST)
+    return np.random.default_rng(0).permutation(lengths)
+
+
+def modelled_increments(kernel: str) -> Increments:
+    """Cycles of a kernel's tile and step, from short emulated runs; what a work table costs is not in them."""
+    entry = at_llm(kernel)
+    return Increments(entry["start"], entry["tile"], entry["step"])
+
+
+def forward_speed(key: str, *, jagged: bool) -> JaggedSpeed:
+    """The forward, longest first, back and forth."""
+    rates, lengths = Rates(), key_lengths(jagged=jagged)
+    work = np.repeat(np.sort(-(-lengths // TILE_TOKENS))[::-1], HEADS)
+    ends = ends_forward(work, modelled_increments("forward"), int(rates["sm_count"]), back_and_forth=True)
+    bound_us = HEADS * bytes_moved(lengths)[WAYS[0]] / rates["hbm"] / 1e6
+    what = f"forward, {'jagged' if jagged else 'uniform'} keys"
+    return JaggedSpeed(what, key, ends, _petaflops(lengths, ends.max(), rates, bound_us=bound_us))
+
+
+def backward_speed(key: str, kernel: str, what: str) -> JaggedSpeed:
+    """The backward on jagged keys, with the kernels before and after it."""
+    rates, lengths = Rates(), key_lengths(jagged=True)
+    tiles = HEADS * int(np.sum(-(-lengths // TILE_TOKENS)))
+    ends = ends_backward(np.full(tiles, QUERIES // TILE_TOKENS), modelled_increments(kernel), rates)
+    around_us = AROUND_BYTES[kernel] * BATCH * QUERIES * HEADS * HEAD_DIM / rates["hbm"] / 1e6 + 2 * rates["launch_us"]
+    return JaggedSpeed(what, key, ends, _petaflops(lengths, ends.max(), rates, around_us=around_us, backward=True))
+
+
+def _petaflops(
+    lengths: NDArray[np.int64],
+    cycles: float,
+    rates: Rates,
+    *,
+    bound_us: float = 0,
+    around_us: float = 0,
+    backward: bool = False,
+) -> tuple[float, float]:
+    """At both clocks; bound_us is what global memory needs."""
+    flops = attention_flops(QUERIES * int(lengths.sum()), HEADS, HEAD_DIM, backward=backward)
+    fixed = rates["launch_us"] + around_us
+    slow, fast = (petaflops(flops, max(cycles / ghz / 1000, bound_us) + fixed) for ghz in CLOCKS_GHZ)
+    return slow, fast
+
+
+@cache
+def jagged_tail() -> JaggedTail:
+    """The forward's tail by order of work, and speeds beside the published ones."""
+    rates, increments = Rates(), modelled_increments("forward")
+    as_they_lie = np.repeat(-(-key_lengths(jagged=True) // TILE_TOKENS), HEADS)
+    longest_first = np.sort(as_they_lie)[::-1]
+    orders = {
+        "as they lie": (as_they_lie, False),
+        "longest first": (longest_first, False),
+        "longest first, back and forth": (longest_first, True),
+    }
+    ends = {
+        name: np.sort(ends_forward(work, increments, int(rates["sm_count"]), back_and_forth=turning))
+        for name, (work, turning) in orders.items()
+    }
+    speeds = (
+        forward_speed("forward_jagged_mxfp8", jagged=True),
+        forward_speed("forward_uniform_mxfp8", jagged=False),
+        backward_speed("backward_recommendation_fp32_dq", "backward", "backward, dQ in FP32"),
+        backward_speed("backward_recommendation_fp16_dq", "backward-fp16", "backward, dQ in FP16"),
+    )
+    parameters = (
+        f"B200, 148 SMs; {BATCH} sequences, keys in even steps from 1 to {LONGEST:,} (uniform: all {LONGEST:,}), {QUERIES} "
+        f"queries each, {HEADS} heads, head_dim {HEAD_DIM}, no mask; 1.58 to 1.965 GHz; reading the work table is not "
+        "modelled; published shapes are not stated beyond the longest"
+    )
+    return JaggedTail(ends, speeds, parameters)

@@ -6,7 +6,7 @@ here). Published bars with nothing beside them say so.
 
 from __future__ import annotations
 
-from mxfp8fa.studies import module_speed, speeds
+from mxfp8fa.studies import jagged, module_speed, speeds
 from mxfp8fa.studies.module_speed import KV_TOKENS
 from mxfp8fa.studies.producer_results import shipped as producers
 from mxfp8fa.studies.producers import Timing
@@ -16,16 +16,13 @@ _LARGE_MB = 500
 
 
 def attention() -> list[Speed]:
-    """PF of attention: LLM shapes, then the recommendation shapes, which are not public."""
+    """PF of attention: LLM shapes, then recommendation shapes, which are not public: ours are `studies.jagged`'s."""
     rows = [row._replace(what=f"forward: {row.what}") for row in speeds.forward_speeds()]
     rows += [row._replace(what=f"backward: {row.what}") for row in speeds.backward_speeds()]
-    alone = {
-        "forward_jagged_mxfp8": "forward: recommendation, jagged",
-        "forward_uniform_mxfp8": "forward: recommendation, uniform",
-        "backward_recommendation_fp16_dq": "backward: recommendation, dQ in FP16",
-        "backward_recommendation_fp32_dq": "backward: recommendation, dQ in FP32",
-    }
-    return rows + [published(key, what + ALONE) for key, what in alone.items()]
+    for speed in jagged.jagged_tail().speeds:
+        what = speed.what.replace(",", ": recommendation,", 1)
+        rows += [published(speed.key, what), Speed(f"{what}: ours", "modelled", *speed.petaflops)]
+    return rows
 
 
 def ratios() -> list[Speed]:
@@ -124,6 +121,9 @@ def value(key: str) -> str:
     """
     if key.startswith("module_latency_"):
         return f"{module_gains(int(key.removeprefix('module_latency_')))[module_speed.PUBLISHED_RATES.name]:.2f}x"
+    for speed in jagged.jagged_tail().speeds:
+        if speed.key == key:
+            return "{:.2f} to {:.2f} PF".format(*speed.petaflops)
     measured = {
         "projection_fused": (projection_pf("last axis", "tokens", "square"), ".2f", " PF, H200"),
         "projection_unfused": (projection_pf("eager"), ".2f", " PF, H200"),
