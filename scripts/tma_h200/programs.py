@@ -279,6 +279,28 @@ def questions() -> list[Program]:
     return found
 
 
+# -- maps that begin before their tensor ----------------------------------------------------------------------------------
+
+
+def endings() -> list[Program]:
+    """Sequences that lie end to end under one map, with a mode for where they end: `kernels.forward.sequences`."""
+    tokens, row, first, length = 40, 144, 10, 21  # rows of 64 elements and 16 bytes more; the sequence is 10 to 30
+    m = TiledMap(
+        F16, -tokens * row, (64, tokens, tokens + 1), [row, row], (64, 16, 1), (1, 1, 1), swizzle=3, l2_promotion=0
+    )
+    found = []
+    for name, i in (("inside", 0), ("straddling", 16), ("behind", 32)):
+        at, covers = (
+            (0, tokens - length + i, first + length),
+            f"{name} the end of a sequence, by a map that begins before its tensor",
+        )
+        found += [
+            load(f"ending.load.{name}", f"a load {covers}", m, at),
+            store(f"ending.store.{name}", f"a store {covers}", m, at),
+        ]
+    return found
+
+
 # -- clusters -------------------------------------------------------------------------------------------------------------
 
 
@@ -406,5 +428,5 @@ def edits() -> list[Program]:
 @lru_cache(maxsize=1)
 def all_programs() -> dict[str, Program]:
     """Every program by name."""
-    found = [*addresses(), *types(), *edges(), *questions(), *clusters(), *edits()]
+    found = [*addresses(), *types(), *edges(), *questions(), *endings(), *clusters(), *edits()]
     return {p.name: p for p in found}
