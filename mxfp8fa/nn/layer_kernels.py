@@ -4,6 +4,7 @@ emulator.
     projection      `gemm_quantize`: the epilogue quantizes, Q, K and V leave as codes and scales
     RoPE, k_mean    the projection writes BF16, torch turns or centres it, `quantize` follows
     QK-norm         the projection writes BF16, `rmsnorm_quantize` follows
+    packed          every one of them, and attention, takes sequences of any lengths in one launch
 
 Two torch operators, so that autograd, `torch.compile` and FakeTensor see whole steps. Gradients go straight through what was
 rounded. Kept for the backward: what the producers read (h in BF16, once for all three; Q and K in BF16 where they are
@@ -22,8 +23,10 @@ import torch
 from mxfp8fa.attention.checks import Call
 from mxfp8fa.attention.estimate import announced
 from mxfp8fa.kernels.execution import require_toolchain, target_of
+from mxfp8fa.kernels.jagged import Jagged
 from mxfp8fa.kernels.operands import MXOperand, packed_shapes
 from mxfp8fa.kernels.supported import HEAD_DIMS, check_backward_options, check_forward_options
+from mxfp8fa.layouts import ATOM_BYTES, ATOM_ROWS
 from mxfp8fa.nn.layer_numerics import Layer, Weights, positions_of, project, project_backward
 from mxfp8fa.nn.sequences import Sequences, rotate
 from mxfp8fa.numerics.options import AttentionOptions
@@ -34,7 +37,7 @@ _options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
 
 
 def attend_in_kernels(h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None) -> torch.Tensor:
-    """O (..., Hq, D) in BF16: see `layer_numerics.attend_in_torch`. Packed sequences run one after another.
+    """O (..., Hq, D) in BF16: see `layer_numerics.attend_in_torch`.
 
     Raises:
         ValueError: a head_dim, options or a device that the kernels do not take; nothing has been compiled then.
@@ -49,26 +52,23 @@ def attend_in_kernels(h: torch.Tensor, weights: Weights, layer: Layer, sequences
     check_forward_options(layer.options)
     if torch.is_grad_enabled() and (h.requires_grad or weights.q.requires_grad):
         check_backward_options(layer.options)
+        if sequences is not None and (layer.options.dq_accumulate, layer.options.dq_scale_log2) == ("float16", "auto"):
+            raise ValueError("options.dq_scale_log2 = 'auto' with cu_seqlens; allowed in kernels: a number, or backend='torch'")
     target_of(h.device)
     require_toolchain()
-    if sequences is None:
-        return _attend(h, weights, layer)
-    parts = [_attend(part[None], weights, layer)[0] for part in h.split(sequences.lengths.tolist())]
-    return torch.cat(parts)
-
-
-def _attend(h: torch.Tensor, weights: Weights, layer: Layer) -> torch.Tensor:
-    """Of one dense batch (B, S, width)."""
-    sources, factors, ways = zip(*(_source(h, weights, layer, name) for name in ("q", "k", "v")), strict=True)
+    if h.shape[:-1].numel() == 0:
+        return project(h, weights.q).unflatten(-1, (-1, layer.head_dim))
+    sources, factors, ways = zip(*(_source(h, weights, layer, sequences, n) for n in ("q", "k", "v")), strict=True)
     options = replace(layer.options, k_mean=False)
     o, _, _ = layer_forward(
-        *sources, *factors, ",".join(ways), layer.head_dim, layer.eps, layer.softmax_scale, layer.causal, options.text
-    )
+        *sources, *factors, None if sequences is None else sequences.cu_seqlens, ",".join(ways), layer.head_dim, layer.eps,
+        layer.softmax_scale, layer.causal, options.text,
+    )  # fmt: skip
     return o
 
 
 def _source(
-    h: torch.Tensor, weights: Weights, layer: Layer, name: str
+    h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None, name: str
 ) -> tuple[torch.Tensor, torch.Tensor | None, str]:
     """What a producer reads, its weight, and which producer it is."""
     weight: torch.Tensor = getattr(weights, name)
@@ -84,20 +84,38 @@ def _source(
         x = torch.nn.functional.rms_norm(x.float(), (layer.head_dim,), norm.float(), layer.eps)
     if turned:
         assert layer.rope_base is not None
-        x = rotate(x, positions_of(h, None), layer.rope_base).bfloat16()
+        x = rotate(x, positions_of(h, sequences), layer.rope_base).bfloat16()
     if centred:
-        x = x.float() - x.float().mean(1, keepdim=True)
+        x = x.float() - _mean(x.float(), sequences)
     return x, None, QUANTIZE
 
 
-def _axes(options: AttentionOptions, causal: bool) -> list[list[Axes]]:
+def _mean(x: torch.Tensor, sequences: Sequences | None) -> torch.Tensor:
+    """Over the tokens of each sequence, for every token of it (B, 1, H, D) or (T, H, D)."""
+    if sequences is None:
+        return x.mean(1, keepdim=True)
+    number = sequences.number()
+    sums = x.new_zeros((sequences.count, *x.shape[1:])).index_add(0, number, x)
+    return (sums / sequences.lengths.clamp(min=1)[:, None, None]).index_select(0, number)
+
+
+def _axes(options: AttentionOptions, causal: bool, packed: bool) -> list[list[Axes]]:
     """Blocked axes of the payloads of Q, K and V: the forward's first, then the backward's if it reads another one."""
-    square = options.resolved_qk_blocks(causal) == "square"
-    second: Axes = (1, 3) if options.grad_qk_blocks == "square" else (1,)
-    qk: list[Axes] = [(1, 3)] if square else [(3,), second]
-    v: Axes = (1,) if options.v_blocks == "1x32" else (1, 3)
-    grad_v: Axes = (3,) if options.resolved_grad_v_blocks == "1x32" else (1, 3)
+    tokens: Axes = (0,) if packed else (1,)
+    d: Axes = (2,) if packed else (3,)
+    square = tokens + d
+    second = square if options.grad_qk_blocks == "square" else tokens
+    qk: list[Axes] = [square] if options.resolved_qk_blocks(causal) == "square" else [d, second]
+    v = tokens if options.v_blocks == "1x32" else square
+    grad_v = d if options.resolved_grad_v_blocks == "1x32" else square
     return [qk, qk, [v] if v == grad_v else [v, grad_v]]
+
+
+def _jagged(cu_seqlens: torch.Tensor | None, x: torch.Tensor) -> Jagged | None:
+    """The sequences of a call of attention on itself."""
+    if cu_seqlens is None:
+        return None
+    return Jagged(cu_seqlens, cu_seqlens, len(x), len(x), exact=x.device.type == "cpu")
 
 
 @torch.library.custom_op("mxfp8fa::layer_forward", mutates_args=())
@@ -108,6 +126,7 @@ def layer_forward(
     q_factor: torch.Tensor | None,
     k_factor: torch.Tensor | None,
     v_factor: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
     ways: str,
     head_dim: int,
     eps: float,
@@ -115,57 +134,71 @@ def layer_forward(
     causal: bool,
     options: str,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """O (B, S, Hq, D) BF16, lse, and the payloads: codes and packed scales of Q, K and V, one after another."""
+    """O (B, S, Hq, D) BF16, lse, and the payloads: codes and packed scales of Q, K and V, one after another.
+
+    With cu_seqlens tokens are packed, (T, Hq, D).
+    """
     from mxfp8fa.kernels.forward import forward
 
     chosen, payloads = _options_from(options), []
-    for x, factor, way, axes in zip(
-        (q, k, v), (q_factor, k_factor, v_factor), ways.split(","), _axes(chosen, causal), strict=True
-    ):
-        payloads.append(_produce(x, factor, way, axes, head_dim, eps, chosen.rule))
-    operands = [made[0] for made in payloads]
-    with announced(_call(operands, softmax_scale, causal, chosen)):
+    kinds = _axes(chosen, causal, cu_seqlens is not None)
+    for x, factor, way, axes in zip((q, k, v), (q_factor, k_factor, v_factor), ways.split(","), kinds, strict=True):
+        payloads.append(_produce(x, factor, way, axes, head_dim, eps, chosen.rule, cu_seqlens))
+    operands, sequences = [made[0] for made in payloads], _jagged(cu_seqlens, q)
+    with announced(_call(operands, softmax_scale, causal, chosen, sequences)):
         o, lse = forward(
-            *operands, softmax_scale=softmax_scale, causal=causal, options=chosen, out_dtype=torch.bfloat16
-        )
+            *operands, softmax_scale=softmax_scale, causal=causal, options=chosen, out_dtype=torch.bfloat16,
+            sequences=sequences,
+        )  # fmt: skip
     return o, lse, [part for made in payloads for operand in made for part in _parts(operand)]
 
 
-def _call(operands: Sequence[MXOperand], softmax_scale: float, causal: bool, options: AttentionOptions) -> Call:
+def _call(
+    operands: Sequence[MXOperand], softmax_scale: float, causal: bool, options: AttentionOptions, sequences: Jagged | None
+) -> Call:
     """The attention of a layer as one call, to say how long it will take in the emulator."""
     q, k, v = (operand.codes for operand in operands)
-    return Call((q, k, v), ((), (), ()), ((), (), ()), softmax_scale, causal, options)
+    return Call((q, k, v), ((), (), ()), ((), (), ()), softmax_scale, causal, options, sequences)
 
 
 def _produce(
-    x: torch.Tensor, factor: torch.Tensor | None, way: str, axes: Sequence[Axes], head_dim: int, eps: float, rule: str
-) -> list[MXOperand]:
+    x: torch.Tensor, factor: torch.Tensor | None, way: str, axes: Sequence[Axes], head_dim: int, eps: float, rule: str,
+    cu_seqlens: torch.Tensor | None,
+) -> list[MXOperand]:  # fmt: skip
     """The payloads of one operand."""
     from mxfp8fa.kernels.producers import gemm_quantize, quantize, rmsnorm_quantize
 
+    lengths: dict[str, Any] = {"rule": rule, "cu_seqlens": cu_seqlens}
     if way == PROJECT:
         assert factor is not None
-        found = gemm_quantize(x, factor, head_dim=head_dim, axes=axes, rule=rule)
+        found = gemm_quantize(x, factor, head_dim=head_dim, axes=axes, **lengths)
         return [found] if isinstance(found, MXOperand) else list(found)
     if way == NORM:
         assert factor is not None
-        return [rmsnorm_quantize(x, factor, axes=each, eps=eps, rule=rule).operand for each in axes]
-    return [quantize(x, axes=each, rule=rule) for each in axes]
+        return [rmsnorm_quantize(x, factor, axes=each, eps=eps, **lengths).operand for each in axes]
+    return [quantize(x, axes=each, **lengths) for each in axes]
 
 
 def _parts(operand: MXOperand) -> list[torch.Tensor]:
     return [operand.codes, *(operand.scales[rows] for rows in sorted(operand.scales))]
 
 
-def _operands(parts: Sequence[torch.Tensor], axes: list[list[Axes]]) -> list[list[MXOperand]]:
+def _names(axes: Axes, rank: int) -> list[str]:
+    """Orientations of the packed scales of codes of this rank, in order."""
+    return [name for name, axis in (("head_dim", rank - 3), ("tokens", rank - 1)) if axis in axes]
+
+
+def _operands(
+    parts: Sequence[torch.Tensor], axes: list[list[Axes]], cu_seqlens: torch.Tensor | None
+) -> list[list[MXOperand]]:
     """The inverse of `_parts`, for all three."""
     rest, found = list(parts), []
     for kinds in axes:
         made = []
         for each in kinds:
             codes = rest.pop(0)
-            names = sorted(packed_shapes(tuple(codes.shape), each, None))
-            made.append(MXOperand(codes, {rows: rest.pop(0) for rows in names}, each))
+            scales = {rows: rest.pop(0) for rows in _names(each, codes.ndim)}
+            made.append(MXOperand(codes, scales, each, cu_seqlens=cu_seqlens))
         found.append(made)
     return found
 
@@ -173,20 +206,32 @@ def _operands(parts: Sequence[torch.Tensor], axes: list[list[Axes]]) -> list[lis
 @layer_forward.register_fake
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_factor: torch.Tensor | None, k_factor: torch.Tensor | None,
-    v_factor: torch.Tensor | None, ways: str, head_dim: int, eps: float, softmax_scale: float, causal: bool, options: str,
+    v_factor: torch.Tensor | None, cu_seqlens: torch.Tensor | None, ways: str, head_dim: int, eps: float,
+    softmax_scale: float, causal: bool, options: str,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     """Shapes of the results."""
-    shapes = []
+    packed, shapes = cu_seqlens is not None, []
     for x, factor, way in zip((q, k, v), (q_factor, k_factor, v_factor), ways.split(","), strict=True):
-        heads = factor.shape[0] // head_dim if way == PROJECT and factor is not None else x.shape[2]
-        shapes.append((x.shape[0], x.shape[1], heads, head_dim))
+        heads = factor.shape[0] // head_dim if way == PROJECT and factor is not None else x.shape[-2]
+        shapes.append((*x.shape[: 1 if packed else 2], heads, head_dim))
     parts = []
-    for shape, kinds in zip(shapes, _axes(_options_from(options), causal), strict=True):
+    for shape, kinds in zip(shapes, _axes(_options_from(options), causal, packed), strict=True):
         for each in kinds:
-            packed = packed_shapes(shape, each, None)
-            parts += [q.new_empty(s, dtype=torch.uint8) for s in (shape, *(packed[rows] for rows in sorted(packed)))]
-    batch, tokens, heads, _ = shapes[0]
-    return q.new_empty(shapes[0], dtype=torch.bfloat16), q.new_empty((batch, heads, tokens), dtype=torch.float32), parts
+            parts.append(q.new_empty(shape, dtype=torch.uint8))
+            parts += [q.new_empty(size, dtype=torch.uint8) for size in _scale_shapes(shape, each)]
+    *batch, tokens, heads, _ = shapes[0]
+    return q.new_empty(shapes[0], dtype=torch.bfloat16), q.new_empty((*batch, heads, tokens), dtype=torch.float32), parts
+
+
+def _scale_shapes(shape: tuple[int, ...], axes: Axes) -> list[tuple[Any, ...]]:
+    """Of packed scales; how many tiles packed sequences have, only their lengths say."""
+    if len(shape) == 4:
+        found = packed_shapes(shape, axes, None)
+        return [found[rows] for rows in _names(axes, 4)]
+    tiles = torch.library.get_ctx().new_dynamic_size
+    head_dim = -(-shape[2] // ATOM_ROWS)
+    sizes = {"tokens": lambda: (tiles(), head_dim), "head_dim": lambda: (head_dim, tiles())}
+    return [(shape[1], *sizes[rows](), ATOM_BYTES) for rows in _names(axes, 3)]
 
 
 @torch.library.custom_op("mxfp8fa::layer_backward", mutates_args=())
@@ -195,6 +240,7 @@ def layer_backward(
     o: torch.Tensor,
     lse: torch.Tensor,
     payloads: Sequence[torch.Tensor],
+    cu_seqlens: torch.Tensor | None,
     softmax_scale: float,
     causal: bool,
     options: str,
@@ -203,37 +249,42 @@ def layer_backward(
     from mxfp8fa.kernels.backward import backward
 
     chosen = _options_from(options)
-    q, k, v = _operands(payloads, _axes(chosen, causal))
+    q, k, v = _operands(payloads, _axes(chosen, causal, cu_seqlens is not None), cu_seqlens)
+    sequences = _jagged(cu_seqlens, o)
+    packed: dict[str, Any] = {} if sequences is None else {"sequences": sequences}
     q_second, k_second = (q[1], k[1]) if len(q) > 1 else (None, None)
-    with announced(_call([q[0], k[0], v[0]], softmax_scale, causal, chosen), backward=True):
+    with announced(_call([q[0], k[0], v[0]], softmax_scale, causal, chosen, sequences), backward=True):
         dq, dk, dv = backward(
             q[0], k[0], v[-1], o, lse, do.contiguous(), softmax_scale=softmax_scale, causal=causal, options=chosen,
-            dtype=torch.bfloat16, q_second=q_second, k_second=k_second,
+            dtype=torch.bfloat16, q_second=q_second, k_second=k_second, **packed,
         )  # fmt: skip
     return dq, dk, dv
 
 
 @layer_backward.register_fake
 def _(
-    do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, payloads: Sequence[torch.Tensor], softmax_scale: float, causal: bool,
-    options: str,
+    do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, payloads: Sequence[torch.Tensor],
+    cu_seqlens: torch.Tensor | None, softmax_scale: float, causal: bool, options: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Shapes of the results."""
-    q, k, v = _operands(payloads, _axes(_options_from(options), causal))
-    dq, dk, dv = (o.new_empty(x[0].shape) for x in (q, k, v))
+    place, found = 0, []
+    for kinds in _axes(_options_from(options), causal, cu_seqlens is not None):
+        found.append(o.new_empty(payloads[place].shape))
+        place += sum(1 + len(_names(each, o.ndim)) for each in kinds)
+    dq, dk, dv = found
     return dq, dk, dv
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    tensors, (ways, _, eps, *rest) = inputs[:6], inputs[6:]
+    tensors, (cu_seqlens, ways, _, eps, *rest) = inputs[:6], inputs[6:]
     o, lse, payloads = output
-    ctx.save_for_backward(*tensors, o, lse, *payloads)
+    ctx.save_for_backward(*tensors, o, lse, cu_seqlens, *payloads)
     ctx.ways, ctx.eps, ctx.arguments = ways.split(","), eps, rest
 
 
 def _gradient(ctx: Any, do: torch.Tensor, _dlse: torch.Tensor, _dpayloads: Any) -> tuple[Any, ...]:
-    *tensors, o, lse = ctx.saved_tensors[:8]
-    gradients = layer_backward(do, o, lse, ctx.saved_tensors[8:], *ctx.arguments)
+    *tensors, o, lse, cu_seqlens = ctx.saved_tensors[:9]
+    gradients = layer_backward(do, o, lse, ctx.saved_tensors[9:], cu_seqlens, *ctx.arguments)
     sources, factors = [], []
     for x, factor, way, dy in zip(tensors[:3], tensors[3:], ctx.ways, gradients, strict=True):
         if way == PROJECT:
@@ -244,7 +295,7 @@ def _gradient(ctx: Any, do: torch.Tensor, _dlse: torch.Tensor, _dpayloads: Any) 
             found = (dy, None)
         sources.append(found[0].to(x.dtype))
         factors.append(found[1])
-    return *sources, *factors, None, None, None, None, None, None
+    return *sources, *factors, *[None] * 7
 
 
 def _norm_backward(

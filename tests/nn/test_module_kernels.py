@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cutlass.cute")
 pytest.importorskip("llvmlite")
 
+from mxfp8fa.kernels.forward import call as forward_call  # noqa: E402
 from mxfp8fa.nn import MXAttention  # noqa: E402
 from mxfp8fa.numerics import AttentionOptions, sqnr_db  # noqa: E402
 
@@ -14,7 +15,7 @@ KINDS = {
     "square": {},
     "rope": {"causal": True, "rope_base": 1e4},
     "qk_norm": {"qk_norm": True},
-    "k_mean": {"options": AttentionOptions(k_mean=True)},
+    "k_mean": {"causal": True, "options": AttentionOptions(k_mean=True)},
 }
 
 
@@ -42,9 +43,41 @@ def test_kernels_are_the_numerics(kind):
     close(module, torch.randn(1, 40, 64) * size)
 
 
-def test_packed_sequences():
+CU_SEQLENS = torch.tensor([0, 33, 33, 41], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("kind", ["causal", "rope", "k_mean"])
+def test_packed_sequences(kind):
     torch.manual_seed(0)
-    close(MXAttention(64, 1, 1, 64, causal=True), torch.randn(41, 64), torch.tensor([0, 33, 33, 41], dtype=torch.int32))
+    close(MXAttention(64, 1, 1, 64, **KINDS[kind]), torch.randn(41, 64), CU_SEQLENS)
+
+
+def test_packed_sequences_are_what_each_is_alone():
+    """Bit for bit forward, in one launch of every kernel; and the tracer sees one graph."""
+    torch.manual_seed(0)
+    module, x = MXAttention(64, 1, 1, 64, causal=True, qk_norm=True, backend="kernels"), torch.randn(41, 64)
+    module.requires_grad_(False)
+    calls, kernel = [], forward_call.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mxfp8fa.kernels.forward.forward", lambda *a, **named: calls.append(1) or kernel(*a, **named))
+        packed = module(x, CU_SEQLENS, max_seqlen=33)
+    assert len(calls) == 1
+    assert torch.equal(packed, torch.cat([module(x[None, :33])[0], module(x[None, 33:])[0]]))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, CU_SEQLENS, max_seqlen=33), packed)
+
+
+def test_no_tokens():
+    module = MXAttention(64, 1, 1, 64, backend="kernels")
+    x = torch.zeros(0, 64, requires_grad=True)
+    module(x, torch.tensor([0, 0])).sum().backward()
+    assert x.grad.shape == (0, 64)
+
+
+def test_a_scale_from_all_sequences_is_refused():
+    options = AttentionOptions(dq_accumulate="float16", dq_scale_log2="auto")
+    with pytest.raises(ValueError, match="dq_scale_log2 = 'auto' with cu_seqlens; allowed in kernels: a number"):
+        MXAttention(64, 1, 1, 64, options=options, backend="kernels")(torch.zeros(41, 64), CU_SEQLENS)
 
 
 def test_what_kernels_do_not_do_is_refused():
