@@ -33,6 +33,7 @@ def run_preprocess(do, o, lse, *, dlse=None, rule="rceil", dequantized=True, wor
         *(None if x is None else rows(x.unsqueeze(-1)) for x in (lse, dlse)),
         rows(codes, E4M3),
         *map(rows, (scales, terms, dq)),
+        None,  # no work table: not packed
         *map(Int32, (batch, do.shape[1], heads)),
     )
     run_kernel(compile_kernel(preprocess, *arguments, 8, rule, dequantized), arguments)
@@ -95,6 +96,7 @@ def test_postprocess(shape, work, dtype):
         rows(dq),
         rows(torch.full((1, 1), 1 / unscale)),
         rows(infinities),
+        None,
         *map(Int32, (batch, seqlen, heads)),
         Float32(0.3),
     )
