@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -17,6 +19,8 @@ from mxfp8fa.numerics.operands import check_softmax_scale
 from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.problem import check_scale_and_mask, check_shapes
 
+NO_PARTS: tuple[list[Any], ...] = ([], [], [])  # scales, or axes, of floats: operators have no other way to leave them out
+options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)  # operators take options as text
 MAX_ELEMENTS = 2**31 - 1  # of one tensor: kernels count in 32 bits
 TMA_ALIGNMENT_BYTES = 16  # CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides
 NAMES = ("q", "k", "v")

@@ -7,18 +7,13 @@ come as text, and everything is put together again inside.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from mxfp8fa.attention.checks import Call, check_call
+from mxfp8fa.attention.checks import NO_PARTS, Call, check_call, options_from
 from mxfp8fa.attention.gradient import empty_gradients, keep, run_backward
 from mxfp8fa.attention.payloads import payloads
-from mxfp8fa.numerics.options import AttentionOptions
-
-_NO_PARTS: tuple[list[Any], ...] = ([], [], [])  # scales and axes of floats
-_options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
 
 
 @torch.library.custom_op("mxfp8fa::attention_forward", mutates_args=())
@@ -80,7 +75,7 @@ def _call(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: tuple[Sequence[torch.Tensor], ...],
     axes: tuple[Sequence[int], ...], softmax_scale: float | None, causal: bool, options: str,
 ) -> Call:  # fmt: skip
-    return check_call((q, k, v), scales, axes, softmax_scale, causal, _options_from(options))
+    return check_call((q, k, v), scales, axes, softmax_scale, causal, options_from(options))
 
 
 @torch.library.custom_op("mxfp8fa::attention_backward", mutates_args=())
@@ -97,7 +92,7 @@ def attention_backward(
     options: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dQ, dK and dV of a call on floats: see `flash_attn_func`."""
-    call = _call(q, k, v, _NO_PARTS, _NO_PARTS, softmax_scale, causal, options)
+    call = _call(q, k, v, NO_PARTS, NO_PARTS, softmax_scale, causal, options)
     return run_backward(call, o, lse, do, dlse)
 
 
@@ -115,7 +110,7 @@ def _(
     options: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Shapes and dtypes of the results."""
-    return empty_gradients(_call(q, k, v, _NO_PARTS, _NO_PARTS, softmax_scale, causal, options))
+    return empty_gradients(_call(q, k, v, NO_PARTS, NO_PARTS, softmax_scale, causal, options))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -127,7 +122,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 def _gradient(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any, ...]:
     q, k, v, o, lse = ctx.saved_tensors
     gradients = attention_backward(do, dlse, q, k, v, o, lse, *ctx.arguments)
-    return *gradients, *_NO_PARTS, *_NO_PARTS, None, None, None
+    return *gradients, *NO_PARTS, *NO_PARTS, None, None, None
 
 
 def no_second_gradient(_ctx: Any, *_gradients: torch.Tensor) -> None:

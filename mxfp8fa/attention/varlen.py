@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from mxfp8fa.attention.api import Input, checked_choices, parts_of
-from mxfp8fa.attention.checks import Call, check_call
+from mxfp8fa.attention.checks import NO_PARTS, Call, check_call, options_from
 from mxfp8fa.attention.gradient import empty_gradients, keep, run_backward
 from mxfp8fa.attention.operators import no_second_gradient
 from mxfp8fa.attention.payloads import payloads
@@ -19,9 +18,7 @@ from mxfp8fa.numerics.options import AttentionOptions
 
 OFFSET_DTYPES = (torch.int32, torch.int64)
 MAX_TOKENS = 2**31 - 1
-_NO_PARTS: tuple[list[Any], ...] = ([], [], [])  # scales or axes of floats
-_FLOATS = _NO_PARTS, _NO_PARTS
-_options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
+_FLOATS = NO_PARTS, NO_PARTS
 
 
 def flash_attn_varlen_func(
@@ -84,12 +81,7 @@ def flash_attn_varlen_func(
         raise ValueError(
             f"cu_seqlens_q is {given} and broadcast_q = {broadcast_q}; allowed: None exactly if broadcast_q"
         )
-    for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if isinstance(longest, bool) or not isinstance(longest, int | torch.SymInt) or longest < 0:
-            raise ValueError(f"{name} = {longest!r}; allowed: an integer, 0 or more")
-    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if not isinstance(offsets, torch.Tensor) and (offsets is not None or name == "cu_seqlens_k"):
-            raise ValueError(f"{name} is a {type(offsets).__name__}; allowed: a torch tensor")
+    _check_kinds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     parts = [parts_of(name, x, packed=True) for name, x in (("q", q), ("k", k), ("v", v))]
     tensors, scales, axes = zip(*parts, strict=True)
     o, lse = attention_varlen_forward(
@@ -106,6 +98,16 @@ def flash_attn_varlen_func(
         options.text,
     )
     return (o, lse) if return_lse else o
+
+
+def _check_kinds(cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any) -> None:
+    """What an operator's schema would refuse in words of its own."""
+    for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if isinstance(longest, bool) or not isinstance(longest, int | torch.SymInt) or longest < 0:
+            raise ValueError(f"{name} = {longest!r}; allowed: an integer, 0 or more")
+    for name, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(offsets, torch.Tensor) and (offsets is not None or name == "cu_seqlens_k"):
+            raise ValueError(f"{name} is a {type(offsets).__name__}; allowed: a torch tensor")
 
 
 @torch.library.custom_op("mxfp8fa::attention_varlen_forward", mutates_args=())
@@ -224,7 +226,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _gradient(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any, ...]:
     gradients = attention_varlen_backward(do, dlse, *ctx.saved_tensors, *ctx.arguments)
-    return *gradients, *_NO_PARTS, *_NO_PARTS, *[None] * 8
+    return *gradients, *NO_PARTS, *NO_PARTS, *[None] * 8
 
 
 attention_varlen_forward.register_autograd(_gradient, setup_context=_keep)
@@ -245,7 +247,7 @@ def _call(
         ValueError: says what was given and what is allowed.
     """
     q, k, _ = parts[0]
-    chosen = _options_from(options)
+    chosen = options_from(options)
     if chosen.k_mean:
         raise ValueError("options.k_mean = True; allowed with packed sequences: False")
     lengths = None

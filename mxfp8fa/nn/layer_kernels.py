@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from mxfp8fa.attention.checks import Call
+from mxfp8fa.attention.checks import Call, options_from
 from mxfp8fa.attention.estimate import announced
 from mxfp8fa.kernels.execution import require_toolchain, target_of
 from mxfp8fa.kernels.jagged import Jagged
@@ -33,7 +32,6 @@ from mxfp8fa.numerics.options import AttentionOptions
 
 PROJECT, NORM, QUANTIZE = "project", "norm", "quantize"  # how one of Q, K and V is made
 Axes = tuple[int, ...]
-_options_from = lru_cache(maxsize=256)(AttentionOptions.from_text)
 
 
 def attend_in_kernels(h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None) -> torch.Tensor:
@@ -140,7 +138,7 @@ def layer_forward(
     """
     from mxfp8fa.kernels.forward import forward
 
-    chosen, payloads = _options_from(options), []
+    chosen, payloads = options_from(options), []
     kinds = _axes(chosen, causal, cu_seqlens is not None)
     for x, factor, way, axes in zip((q, k, v), (q_factor, k_factor, v_factor), ways.split(","), kinds, strict=True):
         payloads.append(_produce(x, factor, way, axes, head_dim, eps, chosen.rule, cu_seqlens))
@@ -215,7 +213,7 @@ def _(
         heads = factor.shape[0] // head_dim if way == PROJECT and factor is not None else x.shape[-2]
         shapes.append((*x.shape[: 1 if packed else 2], heads, head_dim))
     parts = []
-    for shape, kinds in zip(shapes, _axes(_options_from(options), causal, packed), strict=True):
+    for shape, kinds in zip(shapes, _axes(options_from(options), causal, packed), strict=True):
         for each in kinds:
             parts.append(q.new_empty(shape, dtype=torch.uint8))
             parts += [q.new_empty(size, dtype=torch.uint8) for size in _scale_shapes(shape, each)]
@@ -248,7 +246,7 @@ def layer_backward(
     """dQ, dK and dV in BF16."""
     from mxfp8fa.kernels.backward import backward
 
-    chosen = _options_from(options)
+    chosen = options_from(options)
     q, k, v = _operands(payloads, _axes(chosen, causal, cu_seqlens is not None), cu_seqlens)
     sequences = _jagged(cu_seqlens, o)
     packed: dict[str, Any] = {} if sequences is None else {"sequences": sequences}
@@ -268,7 +266,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Shapes of the results."""
     place, found = 0, []
-    for kinds in _axes(_options_from(options), causal, cu_seqlens is not None):
+    for kinds in _axes(options_from(options), causal, cu_seqlens is not None):
         found.append(o.new_empty(payloads[place].shape))
         place += sum(1 + len(_names(each, o.ndim)) for each in kinds)
     dq, dk, dv = found

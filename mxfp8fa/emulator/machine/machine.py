@@ -35,9 +35,7 @@ GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute 
 BLOCK_LIMITS = (1024, 1024, 64)
 POLL_QUANTUM = 16  # turn of a warp that was last seen polling
 SPIN_LIMIT_INSTRUCTIONS = 2_000_000  # a warp that ran this long while nothing anywhere changed is reported as spinning
-PATIENCE_INSTRUCTIONS = (
-    200_000  # each time a warp ran this long without an effect, another cluster starts: it may wait for it
-)
+PATIENCE_INSTRUCTIONS = 200_000  # each time a warp ran this long without an effect, another cluster starts: it may wait for it
 TIME_OUT_LIMIT = 10_000  # a wait that timed out this often while nothing anywhere changed is reported as a deadlock
 
 
