@@ -6,11 +6,12 @@ backward round where the kernels round) with P by exact exponentials and an unro
 rounded P, or direct codes.
 
 --task module: the same bytes, a decoder of `MXAttention` layers with RoPE (4 layers, 4 heads of 64, 256 bytes by default).
---task jagged: the next event in packed histories of synthetic users, 8 to 385 events long, with the same decoder
+--task jagged: the next event in packed histories of synthetic users, 8 to 257 events long, with the same decoder
 (`mxfp8fa.nn.histories` describes them). Both also compare gradients with those of float32 attention as they go.
 
-One JSON file per attention and seed goes into --out. Runs that are finished there are skipped, a run that was
-interrupted (also by --stop-after) goes on from its checkpoint, so every command can be kept short and repeated.
+The seeds of an attention train side by side. One JSON file per attention and seed goes into --out. Runs that are
+finished there are skipped, a run that was interrupted (also by --stop-after) goes on from its checkpoint, so every
+command can be kept short and repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from mxfp8fa.nn.training import Trainer
 
 # Layers, heads, head_dim, context and steps where they are not given.
-DEFAULTS = {"bytes": (6, 4, 128, 512, 3000), "module": (4, 4, 64, 256, 2000), "jagged": (4, 4, 64, 384, 1500)}
+DEFAULTS = {"bytes": (6, 4, 128, 512, 3000), "module": (4, 4, 64, 256, 3000), "jagged": (4, 4, 64, 256, 3000)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="attentions to train with, see below (default: all of the task)")  # fmt: skip
     parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2], metavar="N",
                         help="one run for each seed (default: 0 1 2)")  # fmt: skip
-    parser.add_argument("--steps", type=int, help="optimizer steps (default: bytes 3000, module 2000, jagged 1500)")
+    parser.add_argument("--steps", type=int, help="optimizer steps (default: 3000)")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step (default: 32)")
-    parser.add_argument("--layers", type=int, help="transformer layers (default: bytes 6, module 4, jagged 4)")
-    parser.add_argument("--heads", type=int, help="heads of attention (default: bytes 4, module 4, jagged 4)")
-    parser.add_argument("--head-dim", type=int, help="dimension of a head (default: bytes 128, module 64, jagged 64)")
-    parser.add_argument("--context", type=int, help="tokens of a sequence, at most (default: bytes 512, module 256, jagged 384)")
+    parser.add_argument("--layers", type=int, help="transformer layers (default: bytes 6, else 4)")
+    parser.add_argument("--heads", type=int, help="heads of attention (default: 4)")
+    parser.add_argument("--head-dim", type=int, help="dimension of a head (default: bytes 128, else 64)")
+    parser.add_argument("--context", type=int, help="tokens of a sequence, at most (default: bytes 512, else 256)")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="where to train (default: cuda if there is one)")
+    parser.add_argument("--no-graph", action="store_true", help="on a GPU: launch a step's operations, replay no CUDA graph")
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="write a checkpoint and stop")
     parser.add_argument("--out", type=Path, default=Path("train-demo"), help="folder of results (default: train-demo)")
     parser.add_argument("--shipped", action="store_true", help="train nothing; print the results that come with the package")
@@ -70,69 +72,64 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         raise CommandError(f"--attention {unknown[0]}: task {args.task} knows {', '.join(TASKS[args.task])}")
     deadline = None if args.stop_after is None else time.monotonic() + args.stop_after
-    for seed in args.seed:
-        for attention in attentions:
-            if not _train(args, attention, seed, device, deadline):
-                print("stopped; the same command goes on from here")
-                return 0
+    for attention in attentions:
+        if not _train(args, attention, device, deadline):
+            print("stopped; the same command goes on from here")
+            return 0
     print(report(runs_in(args.out, args.task)))
     return 0
 
 
-def _train(args: argparse.Namespace, attention: str, seed: int, device: str, deadline: float | None) -> bool:
-    """One run from where it stands; whether it is finished."""
-    from mxfp8fa.nn.training import save, write_result
+def _train(args: argparse.Namespace, attention: str, device: str, deadline: float | None) -> bool:
+    """All seeds of an attention, side by side, from where they stand; whether they are finished."""
+    from mxfp8fa.nn.training import load, save, train, write_result
 
-    stem = args.out / f"{args.task}-{attention}-seed{seed}"
-    if stem.with_suffix(".json").exists():
+    stems = {seed: args.out / f"{args.task}-{attention}-seed{seed}" for seed in args.seed}
+    stems = {seed: stem for seed, stem in stems.items() if not stem.with_suffix(".json").exists()}
+    if not stems:
         return True
-    trainer, seconds = _trainer(args, attention, seed, device, stem)
-    start = time.monotonic()
+    try:
+        trainers = _trainers(args, attention, device, list(stems))
+        saved = [stem.with_suffix(".pt") for stem in stems.values()]
+        before = [load(t, path) if path.exists() else 0.0 for t, path in zip(trainers, saved, strict=True)]
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    start, first = time.monotonic(), {trainer.seed: trainer.done for trainer in trainers}
 
-    def say(step: int, loss: float) -> None:
-        rate = (time.monotonic() - start) / max(1, step - first)
-        print(f"{stem.name}  step {step:5}  validation {loss:.4f} {UNITS[args.task]}  {rate * 1e3:.1f} ms a step", flush=True)
+    def say(trainer: Trainer, loss: float) -> None:
+        rate = (time.monotonic() - start) / max(1, trainer.done - first[trainer.seed])
+        of, name = UNITS[args.task], stems[trainer.seed].name
+        print(f"{name}  step {trainer.done:5}  validation {loss:.4f} {of}  {rate * 1e3:.1f} ms a step", flush=True)
 
-    first = trainer.done
-    finished = trainer.train(deadline=deadline, report=say)
-    seconds += time.monotonic() - start
-    checkpoint = stem.with_suffix(".pt")
-    if finished:
-        write_result(trainer, stem.with_suffix(".json"), seconds)
-        checkpoint.unlink(missing_ok=True)
-    else:
-        save(trainer, checkpoint, seconds)
+    finished = train(trainers, deadline=deadline, report=say)
+    for trainer, path, seconds in zip(trainers, saved, before, strict=True):
+        seconds += time.monotonic() - start
+        if trainer.done == trainer.schedule.steps:
+            write_result(trainer, path.with_suffix(".json"), seconds)
+            path.unlink(missing_ok=True)
+        else:
+            save(trainer, path, seconds)
     return finished
 
 
-def _trainer(
-    args: argparse.Namespace, attention: str, seed: int, device: str, stem: Path
-) -> tuple[Trainer, float]:
-    """A trainer, at its checkpoint if there is one, and the seconds it has trained."""
+def _trainers(args: argparse.Namespace, attention: str, device: str, seeds: Sequence[int]) -> list[Trainer]:
+    """Runs at their start, one for each seed."""
     from mxfp8fa.nn.byte_model import ModelSize
     from mxfp8fa.nn.corpus import standard_library
     from mxfp8fa.nn.decoder import DecoderSize
     from mxfp8fa.nn.histories import ITEMS, make_users
     from mxfp8fa.nn.module_training import JaggedTrainer, ModuleTrainer
-    from mxfp8fa.nn.training import Schedule, Trainer, load
+    from mxfp8fa.nn.training import Schedule, Trainer
 
     given = (args.layers, args.heads, args.head_dim, args.context, args.steps)
     chosen = (default if x is None else x for x, default in zip(given, DEFAULTS[args.task], strict=True))
     layers, heads, head_dim, context, steps = chosen
-    try:
-        schedule = Schedule(steps=steps, batch=args.batch)
-        if args.task == "bytes":
-            trainer = Trainer(attention, seed, ModelSize(layers, heads, head_dim, context), schedule, standard_library(), device)
-        elif args.task == "module":
-            decoder = DecoderSize(layers, heads, head_dim, context)
-            trainer = ModuleTrainer(attention, seed, decoder, schedule, standard_library(), device)
-        else:
-            users = make_users(context=context)
-            trainer = JaggedTrainer(attention, seed, DecoderSize(layers, heads, head_dim, context, ITEMS), schedule, users, device)
-        checkpoint = stem.with_suffix(".pt")
-        return trainer, load(trainer, checkpoint) if checkpoint.exists() else 0.0
-    except ValueError as error:
-        raise CommandError(str(error)) from None
+    shape, schedule = (layers, heads, head_dim, context), Schedule(steps=steps, batch=args.batch)
+    corpus = make_users(context=context) if args.task == "jagged" else standard_library()
+    kind: type[Trainer] = {"bytes": Trainer, "module": ModuleTrainer, "jagged": JaggedTrainer}[args.task]
+    sizes = {"bytes": ModelSize(*shape), "module": DecoderSize(*shape), "jagged": DecoderSize(*shape, ITEMS)}
+    given_size, captured = sizes[args.task], not args.no_graph
+    return [kind(attention, seed, given_size, schedule, corpus, device, captured=captured) for seed in seeds]
 
 
 def report(runs: Sequence[Run]) -> str:

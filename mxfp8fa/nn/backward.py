@@ -161,7 +161,7 @@ class _DqSum:
 def _dq_factor(x: _Operands, call: Call) -> torch.Tensor:
     """The static factor on the float16 sum; "auto" is the bound of `mxfp8fa.numerics.dq.dq_scale_log2`."""
     if call.options.dq_scale_log2 != "auto":
-        return torch.tensor(2.0**call.options.dq_scale_log2, device=x.q_d.device)
+        return torch.full((), 2.0**call.options.dq_scale_log2, device=x.q_d.device)
     do_norm, v_norm = (y.double().square().sum(-1).amax().sqrt() for y in (x.do_d, x.v_d))
     bound = 2 * AUTO_SCALE_MARGIN * do_norm * v_norm * x.k_tokens.double().abs().amax()
     exponent = torch.floor(torch.log2(FLOAT16_MAX / bound)).clamp(*DQ_SCALE_LOG2_RANGE)

@@ -18,12 +18,15 @@ from mxfp8fa.numerics.options import AttentionOptions
 # Name of `--attention` for the tasks module and jagged -> what the layers are given.
 LAYERS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
+    "float32": {"precision": "float32"},
     "exact": {},
     "rounded": {"options": AttentionOptions(row_sum="rounded")},
     "direct": {"options": AttentionOptions(exp="direct", row_sum="rounded")},
     "k_mean": {"options": AttentionOptions(k_mean=True)},
     "delta": {"options": AttentionOptions(delta="unquantized_dO")},
+    "sum_P_dP": {"options": AttentionOptions(delta="sum_P_dP")},
     "dq16": {"options": AttentionOptions(dq_accumulate="float16", dq_scale_log2="auto")},
+    "dq16_raw": {"options": AttentionOptions(dq_accumulate="float16", dq_scale_log2=0)},
     "square": {"options": AttentionOptions(qk_blocks="square", v_blocks="square")},
     "bf16_head": {"bf16_heads": (0,)},
     "coarse": {"options": AttentionOptions(rule="floor", p_offset=0, delta="unquantized_dO")},
@@ -31,6 +34,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "unscaled": {"do_scale_log2": 0},
 }
 ROPE_BASE = 10_000.0
+NO_TARGET = -100  # of events that are not to be predicted; what torch's cross entropy leaves out
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Decoder(nn.Module):
             logits, targets = self(batch[:, :-1].long()).flatten(0, 1), batch[:, 1:].flatten()
         else:
             logits, targets = self(batch.tokens, batch.cu_seqlens, batch.max_seqlen), batch.targets
-        return functional.cross_entropy(logits, targets.long())
+        return functional.cross_entropy(logits, targets.long(), ignore_index=NO_TARGET)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class Histories:
 
     Attributes:
         tokens: (T,) int64, each history without its last event.
-        targets: (T,) int64, the event after each.
+        targets: (T,) int64, the event after each, or `NO_TARGET`.
         cu_seqlens: (B + 1,) cumulative lengths.
         max_seqlen: bound on the lengths.
     """

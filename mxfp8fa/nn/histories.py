@@ -38,7 +38,7 @@ class Users:
     about: dict[str, str | int]
 
 
-def make_users(count: int = 8192, context: int = 384, validation: int = 480, seed: int = 0) -> Users:
+def make_users(count: int = 24576, context: int = 256, validation: int = 480, seed: int = 0) -> Users:
     """The same users on every machine: NumPy's PCG64 with a seed of its own.
 
     Args:

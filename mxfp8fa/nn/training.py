@@ -1,4 +1,8 @@
-"""Train the byte model: the same weights, batches and schedule for every attention, resumable, one graph replay a step."""
+"""Train the byte model: the same weights, batches and schedule for every attention, resumable, one graph replay a step.
+
+Runs of several seeds go side by side (`train`): on a GPU each has a stream of its own, and kernels too small to fill the
+device run beside those of the others.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import datetime
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,7 @@ from mxfp8fa.nn.byte_model import ByteModel, make_attention
 
 WARM_UP_STEPS = 3  # steps before a graph is captured, on a side stream (PyTorch, CUDA graphs)
 LOSS_EVERY = 10  # training losses are averaged over this many steps when written
+WAIT_EVERY = 20  # steps after which the host waits for the device, so that a deadline means what it says
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,19 @@ class Trainer:
         schedule: of the training.
         corpus: what to learn: a `Corpus`, or for other tasks what their trainers take.
         device: "cuda" trains by compiled attention and graph replay, "cpu" eagerly.
+        captured: on a GPU, replay a CUDA graph of a step; False launches its operations one by one.
     """
 
     task = "bytes"
-    captures = True  # a CUDA graph of a step: shapes are the same in each
 
-    def __init__(self, attention: str, seed: int, size: Any, schedule: Schedule, corpus: Any, device: str) -> None:
+    def __init__(
+        self, attention: str, seed: int, size: Any, schedule: Schedule, corpus: Any, device: str, *, captured: bool = True
+    ) -> None:
         self.attention, self.seed, self.size, self.schedule, self.corpus = attention, seed, size, schedule, corpus
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
+        self.captured = on_gpu and captured
+        self.stream = torch.cuda.Stream() if on_gpu else None
         torch.manual_seed(seed)
         self.model = self.make_model(compiled=on_gpu).to(self.device)
         decayed = [p for p in self.model.parameters() if p.ndim == 2]
@@ -110,36 +120,30 @@ class Trainer:
         return [batch.to(self.device) for batch in whole]
 
     def probe(self) -> None:
-        """Measure gradients at the present weights, if the task does; after each validation."""
-
-    def train(self, *, deadline: float | None = None, report: Callable[[int, float], None] | None = None) -> bool:
-        """Train to the end of the schedule, or until `time.monotonic()` passes the deadline.
-
-        Args:
-            deadline: None for no limit.
-            report: called after each validation with the step and its loss in nats per byte.
-
-        Returns:
-            Whether the schedule is finished.
-        """
-        while self.done < self.schedule.steps:
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            self.advance()
-            if self.done % self.schedule.validate_every == 0 or self.done == self.schedule.steps:
-                self.validation.append((self.done, self.validate()))
-                self.probe()
-                if report is not None:
-                    report(*self.validation[-1])
-        return True
+        """Measure gradients at the present weights, if the task does."""
 
     def advance(self) -> None:
-        """One step, by graph replay on a GPU once the first few are done."""
+        """One step, by graph replay on a GPU once the first few are done; it is launched, not waited for."""
         if self._advance is None:
-            captured = self.device.type == "cuda" and self.captures
-            self._advance = self._captured() if captured else self._step
-        self._advance()
+            self._advance = self._capture() if self.captured else self._step
+        with self._on_stream():
+            self._advance()
         self.done += 1
+
+    def wait(self) -> None:
+        """Until the steps launched so far are done."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def look(self) -> float:
+        """Validate, and measure gradients if the task does; the validation loss."""
+        self.wait()
+        self.validation.append((self.done, self.validate()))
+        self.probe()
+        return self.validation[-1][1]
 
     def validate(self) -> float:
         """Mean loss over the validation batches, in nats per byte or event."""
@@ -160,23 +164,23 @@ class Trainer:
         self.losses.index_copy_(0, step, loss.detach()[None])
         self.step += 1
 
-    def _captured(self) -> Callable[[], None]:
+    def _capture(self) -> Callable[[], None]:
         """`_step` as a replayed CUDA graph; the steps of the warm-up are undone."""
         before = self.state()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        torch.cuda.synchronize()
+        with self._on_stream():
             for _ in range(WARM_UP_STEPS):
                 self._step()
-        torch.cuda.current_stream().wait_stream(stream)
+        self.wait()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self.stream):  # its own: cuBLAS has one workspace a stream
             self._step()
         self.restore(before)
         return graph.replay
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs, copied."""
+        self.wait()
         named = {"model": self.model.state_dict(), "losses": self.losses, "step": self.step}
         copies = {k: _copied(v) for k, v in named.items()}
         moments = {i: _copied(s) for i, s in enumerate(self._moments())}
@@ -185,6 +189,7 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`, in place, so that a captured graph goes on with it."""
+        self.wait()
         self.model.load_state_dict(state["model"])
         for own, saved in zip(self._moments(), state["moments"].values(), strict=True):
             if not own:
@@ -195,6 +200,8 @@ class Trainer:
         self.step.copy_(state["step"])
         self.done, self.validation = state["done"], list(state["validation"])
         self.gradient_sqnr = list(state["gradient_sqnr"])
+        if self.stream is not None:
+            torch.cuda.synchronize()
 
     def _moments(self) -> list[dict[str, torch.Tensor]]:
         """Per parameter, what AdamW keeps; empty before its first step."""
@@ -228,6 +235,37 @@ class Trainer:
             }
             | ({"gradient_sqnr": self.gradient_sqnr} if self.gradient_sqnr else {})
         )
+
+
+def train(
+    trainers: Sequence[Trainer],
+    *,
+    deadline: float | None = None,
+    report: Callable[[Trainer, float], None] | None = None,
+) -> bool:
+    """Train to the ends of the schedules, a step of each in turn, or until `time.monotonic()` passes the deadline.
+
+    Args:
+        trainers: runs that share nothing.
+        deadline: None for no limit.
+        report: called after each validation with the run and its loss in nats per byte or event.
+
+    Returns:
+        Whether all schedules are finished.
+    """
+    while going := [trainer for trainer in trainers if trainer.done < trainer.schedule.steps]:
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        for trainer in going:
+            trainer.advance()
+        for trainer in going:
+            if trainer.done % WAIT_EVERY == 0:
+                trainer.wait()
+            if trainer.done % trainer.schedule.validate_every == 0 or trainer.done == trainer.schedule.steps:
+                loss = trainer.look()
+                if report is not None:
+                    report(trainer, loss)
+    return True
 
 
 def _copied(x: Any) -> Any:

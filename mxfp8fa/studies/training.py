@@ -17,12 +17,15 @@ BASELINE = "bf16"
 # Names of `--attention`, and what they are in words.
 ATTENTIONS = {
     "bf16": "BF16",
+    "float32": "float32: what another rounding of the same does",
     "exact": "MXFP8, exact exponential, unrounded sum",
     "rounded": "MXFP8, exact exponential, rounded sum",
     "direct": "MXFP8, direct codes, rounded sum",
     "k_mean": "MXFP8, mean of K subtracted",
     "delta": "MXFP8, delta from unquantized dO",
-    "dq16": "MXFP8, dQ summed in FP16",
+    "sum_P_dP": "MXFP8, delta as the sum of P dP",
+    "dq16": "MXFP8, dQ summed in FP16, safe scale",
+    "dq16_raw": "MXFP8, dQ summed in FP16, no scale",
     "square": "MXFP8, square blocks (leak)",
     "bf16_head": "MXFP8, one head of four in BF16",
     "coarse": "MXFP8, coarse on purpose: floor, P unscaled, delta",

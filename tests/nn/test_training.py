@@ -8,7 +8,10 @@ import torch
 from mxfp8fa.cli import main
 from mxfp8fa.nn.byte_model import ATTENTION_OPTIONS, ModelSize
 from mxfp8fa.nn.corpus import Corpus, standard_library
-from mxfp8fa.nn.training import Schedule, Trainer, load, save
+from mxfp8fa.nn.decoder import NO_TARGET, DecoderSize, Histories
+from mxfp8fa.nn.histories import ITEMS, make_users
+from mxfp8fa.nn.module_training import JaggedTrainer
+from mxfp8fa.nn.training import Schedule, Trainer, load, save, train
 
 SIZE = ModelSize(layers=1, heads=2, head_dim=32, context=64)
 SCHEDULE = Schedule(steps=12, batch=4, warm_up=4, validate_every=6, validation_batches=2)
@@ -26,14 +29,14 @@ def trainer(corpus, attention="exact", schedule=SCHEDULE, seed=0):
 
 def test_a_resumed_run_is_the_same_run(corpus, tmp_path):
     whole = trainer(corpus)
-    assert whole.train()
+    assert train([whole])
     first = trainer(corpus)
     for _ in range(7):
         first.advance()
     save(first, tmp_path / "run.pt", 1.5)
     second = trainer(corpus)
     assert load(second, tmp_path / "run.pt") == 1.5
-    assert second.done == 7 and second.train()
+    assert second.done == 7 and train([second])
     assert torch.equal(second.losses, whole.losses)
     assert all(torch.equal(a, b) for a, b in zip(second.model.parameters(), whole.model.parameters(), strict=True))
 
@@ -59,12 +62,71 @@ def test_every_attention_starts_alike(corpus):
 def test_mxfp8_attention_learns(corpus):
     schedule = Schedule(steps=60, batch=8, learning_rate=3e-3, warm_up=10, validate_every=60, validation_batches=2)
     run = trainer(corpus, "direct", schedule)
-    run.train()
+    train([run])
     assert run.losses[-1] < run.losses[0] - 1.5
 
 
+def test_runs_side_by_side_are_the_runs_alone(corpus):
+    together, seen = [trainer(corpus, seed=seed) for seed in (0, 1)], []
+    assert train(together, report=lambda run, loss: seen.append((run.seed, run.done)))
+    assert seen == [(0, 6), (1, 6), (0, 12), (1, 12)]
+    for run in together:
+        alone = trainer(corpus, seed=run.seed)
+        train([alone])
+        assert torch.equal(alone.losses, run.losses)
+
+
+@pytest.fixture(scope="module")
+def jagged():
+    users = make_users(count=70, context=40, validation=10)
+    size = DecoderSize(layers=1, heads=1, head_dim=32, context=40, vocabulary=ITEMS)
+    return JaggedTrainer("exact", 0, size, Schedule(steps=30, batch=5), users, "cpu")
+
+
+def test_every_step_of_histories_has_the_same_shapes(jagged):
+    """One user of each class of length; the fillers make up for the rest and take part in no sequence of a user."""
+    lengths, shapes, seen = jagged.corpus.lengths - 1, set(), set()
+    for step in range(30):
+        jagged.step.fill_(step)
+        for batch in (jagged.training_batch(), *jagged.validation_batches()):
+            shapes.add((batch.tokens.shape, batch.targets.shape, batch.cu_seqlens.shape))
+            inside = batch.cu_seqlens.diff()
+            assert batch.cu_seqlens[-1] == len(batch.tokens) and inside.min() >= 0 and inside.max() <= 40
+            assert ((batch.targets != NO_TARGET).sum() == inside[:5].sum()) and (batch.targets[inside[:5].sum() :] < 0).all()
+        users = jagged.places[step]
+        assert torch.equal(lengths[users], jagged.training_batch().cu_seqlens.diff()[:5])
+        seen |= set(users.tolist())
+    assert len(shapes) == 1 and len(seen) > 40 and max(seen) < 60
+    jagged.step.zero_()
+
+
+def test_fillers_change_no_loss(jagged):
+    batch, users = jagged.validation_batches()[0], jagged.held_out[0]
+    lengths, events = jagged.corpus.lengths[users] - 1, jagged.corpus.events[users]
+    inside = torch.arange(40) < lengths[:, None]
+    ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    plain = Histories(events[:, :-1][inside], events[:, 1:][inside], ends, 40)
+    assert len(batch.tokens) > len(plain.tokens)
+    with torch.no_grad():
+        assert jagged.model.loss(batch).item() == pytest.approx(jagged.model.loss(plain).item(), abs=1e-4)
+
+
+def test_more_histories_a_step_than_users_are_refused(jagged):
+    with pytest.raises(ValueError, match="batch = 20 with 10 users; allowed: at most one history of each"):
+        JaggedTrainer("exact", 0, jagged.size, Schedule(steps=3, batch=20), jagged.corpus, "cpu")
+
+
+@pytest.mark.parametrize("attention", ["bf16", "exact"])
+def test_gradients_are_measured_on_the_way(jagged, attention):
+    run = JaggedTrainer(attention, 0, jagged.size, Schedule(steps=2, batch=5, validate_every=1), jagged.corpus, "cpu")
+    train([run])
+    assert [probe["step"] for probe in run.gradient_sqnr] == [1, 2]
+    assert set(run.gradient_sqnr[0]) - {"step"} == ({"bf16"} if attention == "bf16" else {"mxfp8", "bf16"})
+    assert min(x for of in run.gradient_sqnr[0]["bf16"].values() for x in of) > 25
+
+
 def test_a_deadline_stops(corpus):
-    assert trainer(corpus).train(deadline=0.0) is False
+    assert train([trainer(corpus)], deadline=0.0) is False
 
 
 def test_the_schedule():
