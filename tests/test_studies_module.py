@@ -15,7 +15,8 @@ from mxfp8fa.studies.training import ATTENTIONS, CONTROLS, TASKS, compare, seed_
 
 def test_the_parts_by_hand():
     """Width 1,000, 1,000 keys: 6e6 FLOP of projection, 4e6 of attention, 2e6 of output projection, in ns at 1e15 FLOP/s."""
-    rates = Rates("by hand", 2.0, 4.0, projection_fused_pf=1.0, projection_unfused_pf=0.5, epilogue_share=0.5, hbm_tb=1, norm_tb=1)
+    others = {"epilogue_share": 0.5, "hbm_tb": 1, "norm_tb": 1, "eager_tb": 0.5}
+    rates = Rates("by hand", 2.0, 4.0, 1.0, 2.0, projection_fused_pf=1.0, projection_unfused_pf=0.5, **others)
     bf16, fused, unfused = (Module(width=1000).parts(1000, rates, way) for way in (None, "fused", "unfused"))
     assert bf16 == pytest.approx(
         {"RMSNorm": 4.0, "Q, K, V projection": 3.0, "quantization": 0.0, "attention": 2.0, "output projection": 1.0}
@@ -24,22 +25,32 @@ def test_the_parts_by_hand():
     assert unfused["quantization"] == pytest.approx(9.0)
     assert Module(width=1000).parts(1000, rates, "pass")["quantization"] == pytest.approx(3 * (2 + 1 + 1 / 32))
     assert Module(width=1000, causal=True).parts(1000, rates, None)["attention"] == pytest.approx(1.0)
+    bf16, fused, whole, unfused = (Module(width=1000).backward_parts(1000, rates, way) for way in (None, *WAYS))
+    assert bf16 == pytest.approx(
+        {"RMSNorm": 6.0, "Q, K, V projection": 6.0, "quantization": 0.0, "attention": 10.0, "output projection": 2.0}
+    )
+    codes_and_scales = (1 + 2 / 32) + (1 + 1 / 32)  # of dO, whose scales are packed both ways, and of V along d
+    assert fused["quantization"] == pytest.approx(codes_and_scales) and fused["attention"] == pytest.approx(5.0)
+    assert whole["quantization"] == pytest.approx(4 + codes_and_scales) == pytest.approx(unfused["quantization"] / 2)
+    step = Module(width=1000).step_parts(1000, rates, None, "training")
+    assert sum(step.values()) == pytest.approx(10.0 + 24.0)
 
 
+@pytest.mark.parametrize(("step", "limit"), [("forward", 2.85 / 2.0), ("training", (2 / 2.0 + 5 / 1.5) / (2 / 2.85 + 5 / 1.82))])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_gain_is_one_at_the_crossover_and_tends_to_that_of_attention(way):
+def test_the_gain_is_one_at_the_crossover_and_tends_to_that_of_attention(way, step, limit):
     module = Module()
-    crossover = module.crossover(PUBLISHED_RATES, way)
-    assert module.gain(round(crossover), PUBLISHED_RATES, way) == pytest.approx(1.0, abs=1e-3)
-    assert module.gain(10**9, PUBLISHED_RATES, way) == pytest.approx(2.85 / 2.0, rel=1e-3)
-    assert module.crossover(MODELLED_RATES, way) is None  # by the model our forward is slower than FlashAttention-4
+    crossover = module.crossover(PUBLISHED_RATES, way, step)
+    assert module.gain(round(crossover), PUBLISHED_RATES, way, step) == pytest.approx(1.0, abs=1e-3)
+    assert module.gain(10**9, PUBLISHED_RATES, way, step) == pytest.approx(limit, rel=1e-3)
+    assert module.crossover(MODELLED_RATES, way, step) is None  # by the model our kernels are slower than FlashAttention-4
 
 
 def test_fusion_decides_at_the_published_lengths():
     for row in rows():
         if row.rates == PUBLISHED_RATES.name:
             assert (row.gain > 1) == (row.way != "unfused")
-            assert row.eaten < 0.06 if row.way != "unfused" else row.eaten > 0.5
+            assert row.eaten < 0.06 if row.way != "unfused" else row.eaten > (0.5 if row.step == "forward" else 0.2)
         assert row.published == BY_KEY[f"module_latency_{row.kv_tokens}"].values[0]
 
 
@@ -48,6 +59,8 @@ def test_bad_arguments_are_refused():
         Module().parts(1, PUBLISHED_RATES, "eager")
     with pytest.raises(ValueError, match="kv_tokens = 0"):
         Module().parts(0, PUBLISHED_RATES, None)
+    with pytest.raises(ValueError, match="step = 'backward'; allowed: 'forward', 'training'"):
+        Module().gain(1, PUBLISHED_RATES, "fused", "backward")
 
 
 def test_the_command_says_modelled(capsys):
@@ -55,7 +68,7 @@ def test_the_command_says_modelled(capsys):
     out = capsys.readouterr().out
     assert "modelled" in out and "16,384" in out and "1.30x" in out and "never" in out
     assert main(["bench", "module", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == 18
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 36
 
 
 def test_what_the_options_do_to_the_signal():
@@ -146,7 +159,8 @@ def test_figures_state_what_the_data_say():
     from mxfp8fa.plots.training import fig_training
 
     figure = fig_module_speed((Module(), PUBLISHED_RATES, MODELLED_RATES))
-    assert "1,100 KV tokens" in figure.get_suptitle().replace("\n", " ") and "Modelled" in figure.get_supxlabel()
+    assert "1,100 KV tokens on (in training 530)" in figure.get_suptitle().replace("\n", " ")
+    assert "Modelled" in figure.get_supxlabel()
     figure = fig_gradient_sqnr([run for run in shipped_runs("module") if run.attention == "exact"])
     assert "then 23 dB" in figure.get_suptitle() and "NVIDIA H200" in figure.get_supxlabel()
     title = fig_training(shipped_runs("module")).get_suptitle().replace("\n", " ")

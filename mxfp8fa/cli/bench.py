@@ -66,26 +66,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _module(as_json: bool) -> int:
-    """The modelled module."""
-    from mxfp8fa.studies.module_speed import MODELLED_RATES, PUBLISHED_RATES, WAYS, Module, rows
+    """The modelled module, forward and in training."""
+    from mxfp8fa.studies.module_speed import MODELLED_RATES, PUBLISHED_RATES, STEPS, WAYS, Module, rows
 
     module, found = Module(), rows()
-    sets = (PUBLISHED_RATES, MODELLED_RATES)
-    crossovers = {rates.name: {way: module.crossover(rates, way) for way in WAYS} for rates in sets}
+    crossovers = {
+        step: {rates.name: {way: module.crossover(rates, way, step) for way in WAYS} for rates in (PUBLISHED_RATES, MODELLED_RATES)}
+        for step in STEPS
+    }
     if as_json:
         content = {"kind": "modelled", "width": module.width, "rows": [asdict(row) for row in found]}
         print(json.dumps({**content, "crossover_kv_tokens": crossovers}, indent=2))
         return 0
-    print(f"attention module, width {module.width}, forward: modelled for a B200 from rates, not timed")
-    cells = [
-        (row.rates, WAYS[row.way], f"{row.kv_tokens:,}", f"{row.gain:.2f}x", f"{row.published:.2f}x", f"{100 * row.eaten:.0f} %")
-        for row in found
-    ]  # fmt: skip
     header = ("rates", "quantization", "KV tokens", "gain over BF16", "published", "quantization takes")
-    print(table(header, cells))
-    for name, by_way in crossovers.items():
-        each = (f"{way}: {'never' if n is None else f'from {n:,.0f} KV tokens'}" for way, n in by_way.items())
-        print(f"faster than BF16 with {name}: {'; '.join(each)}")
+    words = {"forward": "forward", "training": "training step, forward and backward (published: which of them is not stated)"}
+    for step in STEPS:
+        print(f"attention module, width {module.width}, {words[step]}: modelled for a B200 from rates, not timed")
+        cells = [
+            (each.rates, WAYS[each.way], f"{each.kv_tokens:,}", *(f"{x:.2f}x" for x in (each.gain, each.published)),
+             f"{100 * each.eaten:.0f} %")
+            for each in found if each.step == step
+        ]  # fmt: skip
+        print(table(header, cells))
+        for name, by_way in crossovers[step].items():
+            words_by_way = (f"{way}: {'never' if n is None else f'from {n:,.0f} KV tokens'}" for way, n in by_way.items())
+            print(f"faster than BF16 with {name}: {'; '.join(words_by_way)}")
+        print()
     return 0
 
 

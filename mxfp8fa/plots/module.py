@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mxfp8fa.plots import style
@@ -24,56 +25,68 @@ PROJECTION_COLORS = {
 
 @style.styled
 def fig_module_speed(data: tuple[Module, Rates, Rates], *, ax: Ax = None) -> Figure:
-    """Parts of the module's time at three lengths, and the gain over the BF16 twin by length. Two axes.
+    """Parts of the module's time at three lengths, forward and in training, and the gain over the BF16 twin. Three axes.
 
     Args:
         data: the module, the published rates, and those of the attention as modelled here.
         ax: where to draw.
     """
     module, published, modelled = data
-    bars, gains = axes = style.panels(2, ax, size=(11.0, 4.8), width_ratios=(1.15, 1))
-    ways: tuple[str | None, ...] = (None, *WAYS)
-    places = [group * (len(ways) + 1) + i for group in range(len(KV_TOKENS)) for i in range(len(ways))]
-    columns = [module.parts(count, published, way) for count in KV_TOKENS for way in ways]
-    bottom = np.zeros(len(columns))
-    for part, color in PART_COLORS.items():
-        heights = np.array([column[part] for column in columns])
-        bars.bar(places, heights, bottom=bottom, color=color, label=part, width=0.85)
-        bottom += heights
-    bars.set_xticks(places, ["BF16", *WAYS] * len(KV_TOKENS), rotation=60, fontsize=8)
-    for group, count in enumerate(KV_TOKENS):
-        bars.text(group * (len(ways) + 1) + 1.5, bottom.max() * 1.03, f"{count:,} KV tokens", ha="center", fontsize=9)
-    bars.set_ylim(0, bottom.max() * 1.12)
-    bars.set_ylabel("ns per token, forward")
-    bars.legend(loc="upper left", fontsize=7, bbox_to_anchor=(0.0, 0.93))
+    forward, training, gains = axes = style.panels(3, ax, size=(14.0, 4.8), width_ratios=(1.1, 1.1, 1))
+    _bars(forward, module, published, "forward")
+    _bars(training, module, published, "training")
+    forward.set_ylabel("ns per token, forward")
+    training.set_ylabel("ns per token, forward and backward")
+    training.legend(loc="upper left", fontsize=7, bbox_to_anchor=(0.0, 0.93))
     lengths = np.geomspace(256, 65536, 60).astype(int)
     for way, color in WAY_COLORS.items():
-        gains.plot(lengths, [module.gain(n, published, way) for n in lengths], color=color, label=f"{way}: {WAYS[way]}")
-    gains.plot(
-        lengths, [module.gain(n, modelled, "fused") for n in lengths], color=style.BLACK, linestyle="--",
-        label="fused, attention as modelled here",
-    )  # fmt: skip
+        for step, line in (("forward", "-"), ("training", "--")):
+            label = f"{way}: {WAYS[way]}" if step == "forward" else None
+            gains.plot(lengths, [module.gain(n, published, way, step) for n in lengths], line, color=color, label=label)
+    for step, line in (("forward", "-"), ("training", "--")):
+        label = "fused, attention as modelled here" if step == "forward" else "dashed: forward and backward"
+        gains.plot(lengths, [module.gain(n, modelled, "fused", step) for n in lengths], line, color=style.BLACK, label=label)
     gains.plot(
         list(PUBLISHED), list(PUBLISHED.values()), "D", color=style.PURPLE, label="published, module of unstated shape"
     )
     gains.axhline(1, color=style.GREY, linewidth=1)
     gains.set_xscale("log", base=2)
     gains.set_xticks([512, 2048, 8192, 32768], ["512", "2,048", "8,192", "32,768"])
+    gains.set_ylim(top=2.05)
     gains.set_xlabel("KV tokens")
     gains.set_ylabel("time of the BF16 twin / time of MXFP8")
-    gains.legend(loc="center left", fontsize=7)
-    crossover, eager = (module.crossover(published, way) for way in ("fused", "unfused"))
+    gains.legend(loc="upper left", fontsize=7)
+    crossover, in_training = (module.crossover(published, "fused", step) for step in ("forward", "training"))
+    eager = module.crossover(published, "unfused")
     finding = (
-        f"At published rates the fused module gains from about {_two_digits(crossover)} KV tokens on, with "
-        f"quantization as it was before fusion from {_two_digits(eager)}"
+        f"At published rates the fused module gains from about {_two_digits(crossover)} KV tokens on (in training "
+        f"{_two_digits(in_training)}), with quantization as it was before fusion from {_two_digits(eager)}"
     )
     parameters = (
-        f"B200, width {module.width}, forward; projection {published.projection_fused_pf} PF fused and "
-        f"{published.projection_unfused_pf} PF unfused, attention {published.attention_bf16_pf} and "
-        f"{published.attention_mxfp8_pf} PF (published), dashed {modelled.attention_bf16_pf:.2f} and "
-        f"{modelled.attention_mxfp8_pf:.2f} PF (modelled, bench/results/timing.md). Diamonds: published, measured by others"
+        f"B200, width {module.width}; projection {published.projection_fused_pf} PF fused and "
+        f"{published.projection_unfused_pf} PF unfused, attention {published.attention_bf16_pf} (backward "
+        f"{published.backward_bf16_pf}) PF in BF16 and {published.attention_mxfp8_pf} ({published.backward_mxfp8_pf}) in MXFP8 "
+        f"(published), black {modelled.attention_bf16_pf:.2f} ({modelled.backward_bf16_pf:.2f}) and "
+        f"{modelled.attention_mxfp8_pf:.2f} ({modelled.backward_mxfp8_pf:.2f}) PF (modelled, bench/results/timing.md). "
+        "Diamonds: published, measured by others"
     )
     return style.finish(axes, ax, finding, "modelled", parameters)
+
+
+def _bars(axes: Axes, module: Module, rates: Rates, step: str) -> None:
+    """The parts of one step, at three lengths, in BF16 and by every way to quantize."""
+    ways: tuple[str | None, ...] = (None, *WAYS)
+    places = [group * (len(ways) + 1) + i for group in range(len(KV_TOKENS)) for i in range(len(ways))]
+    columns = [module.step_parts(count, rates, way, step) for count in KV_TOKENS for way in ways]
+    bottom = np.zeros(len(columns))
+    for part, color in PART_COLORS.items():
+        heights = np.array([column[part] for column in columns])
+        axes.bar(places, heights, bottom=bottom, color=color, label=part, width=0.85)
+        bottom += heights
+    axes.set_xticks(places, ["BF16", *WAYS] * len(KV_TOKENS), rotation=60, fontsize=8)
+    for group, count in enumerate(KV_TOKENS):
+        axes.text(group * (len(ways) + 1) + 1.5, bottom.max() * 1.03, f"{count:,} KV", ha="center", fontsize=9)
+    axes.set_ylim(0, bottom.max() * 1.12)
 
 
 def _two_digits(tokens: float | None) -> str:
