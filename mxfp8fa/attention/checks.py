@@ -63,7 +63,7 @@ class Call:
             return self.sequences.cu_seqlens_k
         if self.sequences.cu_seqlens_q is not None:
             return self.sequences.cu_seqlens_q
-        return torch.tensor([0, self.sequences.tokens_q], device=self.tensors[0].device)
+        return torch.arange(2, device=self.tensors[0].device) * self.sequences.tokens_q
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -87,7 +87,7 @@ class Call:
     def operand(self, index: int) -> MXOperand:
         """q, k or v as the MXOperand that it was given as."""
         codes, axes, lengths = self.tensors[index], self.axes[index], self.cu_seqlens(NAMES[index])
-        names = sorted(packed_shapes(tuple(codes.shape), axes, lengths))
+        names = sorted(packed_shapes(tuple(codes.shape), axes, None if lengths is None else 0))
         return MXOperand(codes, dict(zip(names, self.scales[index], strict=True)), axes, cu_seqlens=lengths)
 
     def check_device(self) -> None:

@@ -13,10 +13,9 @@ from mxfp8fa.attention.checks import NO_PARTS, Call, check_call, options_from
 from mxfp8fa.attention.gradient import empty_gradients, keep, run_backward
 from mxfp8fa.attention.operators import no_second_gradient
 from mxfp8fa.attention.payloads import payloads
-from mxfp8fa.kernels.jagged import Jagged
+from mxfp8fa.kernels.jagged import OFFSET_DTYPES, Jagged, host_may_look
 from mxfp8fa.numerics.options import AttentionOptions
 
-OFFSET_DTYPES = (torch.int32, torch.int64)
 MAX_TOKENS = 2**31 - 1
 _FLOATS = NO_PARTS, NO_PARTS
 
@@ -44,8 +43,7 @@ def flash_attn_varlen_func(
     q, k, v for floats, as `flash_attn_func` is; the gradient of a q that sequences share is their sum, added up in FP32
     whatever options.dq_accumulate says.
 
-    The kernels need no number that only a GPU knows: their work table is made there, and memory is taken by a bound. But
-    quantizing floats and making an `MXOperand` still read cu_seqlens on the host, which waits for a GPU.
+    Nobody waits for a GPU: tables of work and of tiles are made there, and memory is taken by a bound.
 
     Args:
         q: (Tq, Hq, D), D = 64 or 128; with broadcast_q one block (Sq, Hq, D) that all sequences share. Floats are
@@ -133,7 +131,7 @@ def attention_varlen_forward(
     """O and lse: see `flash_attn_varlen_func`. Scales and axes are empty for floats."""
     parts = (q, k, v), (q_scales, k_scales, v_scales), (q_axes, k_axes, v_axes)
     call = _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options)
-    if validate or q.device.type == "cpu":
+    if validate or host_may_look(q.device):
         check_values(call, max_seqlen_q, max_seqlen_k)
     o, lse = call.empty_output()
     if o.numel() == 0:
@@ -262,7 +260,7 @@ def _call(
             raise ValueError(f"cu_seqlens_q has {lengths} elements and cu_seqlens_k {len(x)}; allowed: B + 1 each")
         lengths = len(x)
     tokens_q, tokens_k = (x.shape[0] if x.ndim else 0 for x in (q, k))
-    sequences = Jagged(cu_seqlens_q, cu_seqlens_k, tokens_q, tokens_k, exact=q.device.type == "cpu")
+    sequences = Jagged(cu_seqlens_q, cu_seqlens_k, tokens_q, tokens_k, exact=host_may_look(q.device))
     if max(sequences.tokens_o, tokens_k) > MAX_TOKENS:
         raise ValueError(f"there are {max(sequences.tokens_o, tokens_k)} tokens; allowed: at most 2^31 - 1")
     return check_call(*parts, softmax_scale, causal, chosen, sequences)

@@ -12,6 +12,8 @@ address spaces, then, and a row of a work table has a sequence's place in both:
 Row 0 is no work: it says how many rows follow. What follows that, up to the end of the memory, is zeros. The memory is
 taken by a bound, (T + 127 B) // 128 tiles of 128 tokens, which needs no number that only the device knows; on the CPU,
 where nobody has to be waited for, it is exact.
+
+Producers take one tensor and so need less: `tile_table`, and where torch quantizes, `token_slots`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import Literal
 import torch
 
 from mxfp8fa.layouts import TILE_TOKENS
+from mxfp8fa.numerics.mx_tensor import normalize_cu_seqlens
 
+OFFSET_DTYPES = (torch.int32, torch.int64)
 COLUMNS = ("tile", "seqlen_q", "seqlen_k", "q_start", "q_tile", "k_start", "k_tile", "o_start", "o_tile")
 Side = Literal["q", "k"]
 
@@ -30,6 +34,77 @@ Side = Literal["q", "k"]
 def tile_bound(tokens: int, batch: int, tile: int = TILE_TOKENS) -> int:
     """At most so many tiles have `batch` sequences of `tokens` tokens in all, each padded on its own."""
     return (tokens + (tile - 1) * batch) // tile
+
+
+def host_may_look(device: torch.device) -> bool:
+    """Whether reading values there keeps nobody waiting. A GPU's are read when it has done all that was asked of it before."""
+    return device.type == "cpu"
+
+
+def checked_offsets(
+    cu_seqlens: torch.Tensor, tokens: int, device: torch.device, *, validate: bool = False
+) -> torch.Tensor:
+    """Where sequences of `tokens` tokens in all begin: (B + 1,) int32 on `device`.
+
+    Args:
+        cu_seqlens: (B + 1,) int32 or int64.
+        tokens: T.
+        device: of the data.
+        validate: look at the values wherever they are; those of CPU tensors are always looked at.
+
+    Raises:
+        ValueError: not such a tensor, or one that does not start at 0, falls, or does not end at T.
+    """
+    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype not in OFFSET_DTYPES or cu_seqlens.ndim != 1:
+        is_tensor = isinstance(cu_seqlens, torch.Tensor)
+        given = f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}" if is_tensor else type(cu_seqlens).__name__
+        raise ValueError(f"cu_seqlens is {given}; allowed: a tensor of int32 or int64 (B + 1,)")
+    if len(cu_seqlens) < (2 if tokens else 1):
+        raise ValueError(f"cu_seqlens has {len(cu_seqlens)} elements for {tokens} tokens; allowed: B + 1, B sequences")
+    if validate or host_may_look(cu_seqlens.device):
+        normalize_cu_seqlens(cu_seqlens.cpu().numpy(), (tokens,))
+    return cu_seqlens.to(device, torch.int32, non_blocking=host_may_look(cu_seqlens.device), copy=True)
+
+
+def tile_table(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
+    """First token and number of tokens of every tile of 128, (tiles, 2) int32, made where the offsets are.
+
+    On the CPU as many rows as there are tiles, elsewhere as many as there may be. A row too many has no tokens and begins at
+    token 1: a kernel that loads token min(i, number - 1) of a tile for its i-th then loads one that exists, as always.
+
+    Args:
+        cu_seqlens: (B + 1,), looked at by nobody.
+        tokens: T.
+    """
+    if len(cu_seqlens) < 2:
+        return torch.zeros(0, 2, dtype=torch.int32, device=cu_seqlens.device)
+    offsets = cu_seqlens.long()
+    first_tile, tiles = _cumulative_tiles(offsets, TILE_TOKENS), tile_count(cu_seqlens, tokens)
+    index = torch.arange(tiles, device=offsets.device)
+    sequence = torch.searchsorted(first_tile[1:], index, right=True).clamp(max=len(offsets) - 2)
+    first = offsets[sequence] + TILE_TOKENS * (index - first_tile[sequence])
+    number = (offsets[sequence + 1] - first).clamp(0, TILE_TOKENS)
+    return torch.stack([torch.where(number > 0, first, 1), number], dim=1).int()
+
+
+def tile_count(cu_seqlens: torch.Tensor, tokens: int, tile: int = TILE_TOKENS) -> int:
+    """Tiles that memory is taken for: as many as there are if the host may look, else as many as there may be."""
+    if host_may_look(cu_seqlens.device):
+        return int(_cumulative_tiles(cu_seqlens.long(), tile)[-1])
+    return tile_bound(tokens, len(cu_seqlens) - 1, tile)
+
+
+def sequence_of_tokens(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
+    """(T,) which sequence every token belongs to."""
+    token = torch.arange(tokens, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens[1:].long(), token, right=True)
+
+
+def token_slots(cu_seqlens: torch.Tensor, tokens: int, tile: int = TILE_TOKENS) -> torch.Tensor:
+    """(T,) where every token lies when each sequence is padded to whole tiles."""
+    offsets, sequence = cu_seqlens.long(), sequence_of_tokens(cu_seqlens, tokens)
+    shift = _cumulative_tiles(offsets, tile) * tile - offsets
+    return torch.arange(tokens, device=offsets.device) + shift[sequence]
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mxfp8fa.layouts import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, cu_blocks, cu_tiles, pack_scales, unpack_scales
+from mxfp8fa.kernels.jagged import OFFSET_DTYPES, host_may_look, tile_bound
+from mxfp8fa.layouts import ATOM_BYTES, ATOM_ROWS, TILE_TOKENS, cu_tiles, pack_scales, unpack_scales
 from mxfp8fa.numerics import MXTensor
+from mxfp8fa.numerics.mx_tensor import normalize_cu_seqlens
 
 _TOKEN_AXIS = {2: 0, 3: 0, 4: 1}  # of (S, D), (T, H, D) and (B, S, H, D)
-_K_TILE = 32 * ATOM_COLUMNS
+_TILE_AXIS = {"tokens": -3, "head_dim": -2}  # of tiles of tokens, in packed scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +35,13 @@ class MXOperand:
         scales: uint8, by what the rows of their atoms are ("tokens", "head_dim"): the shapes that `pack_scales` lists.
         axes: blocked axes, ascending and not negative, as in `MXTensor`.
         fmt: element format, "e4m3" or "e5m2".
-        cu_seqlens: int32 cumulative lengths of the sequences packed along axis 0, or None.
+        cu_seqlens: int32 or int64 cumulative lengths of the sequences packed along axis 0, or None. Scales have at least the
+            tiles of tokens that these make, and at most as many as B sequences of T tokens can make: who makes an operand on
+            a GPU need not know how many there are. Values on a GPU are not looked at, and nobody waits for it.
 
     Raises:
-        ValueError: dtypes, shapes, axes or orientations that do not fit together.
+        ValueError: dtypes, shapes, axes or orientations that do not fit together; cu_seqlens of a CPU tensor that do not
+            start at 0, fall, or do not end at T.
     """
 
     codes: torch.Tensor
@@ -50,7 +55,7 @@ class MXOperand:
             raise ValueError(
                 f"codes is {self.codes.dtype} {tuple(self.codes.shape)}; allowed: torch.uint8 of rank 2, 3 or 4"
             )
-        expected = packed_shapes(self.shape, self.axes, self.cu_seqlens)
+        expected = packed_shapes(self.shape, self.axes, self._token_tiles())
         if set(self.scales) != set(expected):
             raise ValueError(
                 f"scales has rows {sorted(self.scales)}; blocks along axes {self.axes} need {sorted(expected)}"
@@ -61,6 +66,21 @@ class MXOperand:
                     f"scales[{rows!r}] is {packed.dtype} {tuple(packed.shape)}; codes of shape {self.shape} need "
                     f"torch.uint8 {expected[rows]}"
                 )
+
+    def _token_tiles(self) -> int | None:
+        """Tiles of tokens in the scales of packed sequences: as many as they have, or the nearest number allowed."""
+        offsets = self.cu_seqlens
+        if offsets is None or len(self.shape) != 3:
+            return None
+        if offsets.dtype not in OFFSET_DTYPES or offsets.ndim != 1 or len(offsets) < 1:
+            raise ValueError(f"cu_seqlens is {offsets.dtype} {tuple(offsets.shape)}; allowed: int32 or int64 (B + 1,)")
+        least = -(-self.shape[0] // TILE_TOKENS)
+        if host_may_look(offsets.device):
+            lengths = normalize_cu_seqlens(offsets.numpy(), self.shape)
+            assert lengths is not None
+            least = int(cu_tiles(lengths)[-1])
+        found = [x.shape[_TILE_AXIS[rows]] for rows, x in self.scales.items() if rows in _TILE_AXIS and x.ndim == 4]
+        return min(max([least, *found]), tile_bound(self.shape[0], len(offsets) - 1))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,7 +104,7 @@ class MXOperand:
     def from_mx_tensor(x: MXTensor) -> MXOperand:
         """The same tensor in torch; codes share their memory with `x` and keep its strides."""
         lengths = None if x.cu_seqlens is None else torch.from_numpy(x.cu_seqlens.copy())
-        rows = packed_shapes(x.shape, x.axes, lengths)
+        rows = packed_shapes(x.shape, x.axes, None if x.cu_seqlens is None else int(cu_tiles(x.cu_seqlens)[-1]))
         scales = {r: torch.from_numpy(pack_scales(x, rows=r)) for r in rows}
         return MXOperand(torch.from_numpy(x.codes), scales, x.axes, x.fmt, lengths)
 
@@ -92,20 +112,27 @@ class MXOperand:
         """The same tensor in NumPy."""
         lengths = None if self.cu_seqlens is None else self.cu_seqlens.cpu().numpy()
         rows, packed = next(iter(self.scales.items()))
+        if lengths is not None:
+            packed = packed.narrow(_TILE_AXIS[rows], 0, int(cu_tiles(lengths)[-1]))
         scale = unpack_scales(packed.cpu().numpy(), shape=self.shape, axes=self.axes, rows=rows, cu_seqlens=lengths)
         return MXTensor(self.codes.cpu().numpy(), scale, self.fmt, self.axes, lengths)
 
 
 def packed_shapes(
-    shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlens: torch.Tensor | None
+    shape: tuple[int, ...], axes: tuple[int, ...], token_tiles: int | None
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the packed scales, by orientation.
 
+    Args:
+        shape: of the data.
+        axes: blocked axes.
+        token_tiles: how many tiles of tokens packed sequences have in memory; None for data that is not packed.
+
     Raises:
-        ValueError: a rank that `pack_scales` does not list or that does not fit `cu_seqlens`, or blocks along another
-            axis than tokens and the last one.
+        ValueError: a rank that `pack_scales` does not list or that does not fit `token_tiles`, or blocks along another axis
+            than tokens and the last one.
     """
-    if (len(shape) == 3) != (cu_seqlens is not None):
+    if (len(shape) == 3) != (token_tiles is not None):
         raise ValueError(f"shape {shape}: rank 3 is packed sequences and needs cu_seqlens; ranks 2 and 4 have none")
     if len(shape) not in _TOKEN_AXIS:
         raise ValueError(f"shape {shape} has rank {len(shape)}; allowed: (S, D), (B, S, H, D), (T, H, D) with cu_seqlens")
@@ -113,16 +140,11 @@ def packed_shapes(
     if not axes or not set(axes) <= {token, last}:
         raise ValueError(f"axes = {axes}; allowed for shape {shape}: {token}, {last} or both")
     batch = tuple(shape[axis] for axis in range(len(shape)) if axis not in (token, last))
-    if cu_seqlens is None:
-        tokens, token_blocks = -(-shape[token] // ATOM_ROWS), -(-shape[token] // _K_TILE)
-    else:
-        lengths = cu_seqlens.cpu().numpy()
-        tokens = int(cu_tiles(lengths)[-1])
-        token_blocks = int(cu_tiles(cu_blocks(lengths), ATOM_COLUMNS)[-1])
+    tokens = -(-shape[token] // TILE_TOKENS) if token_tiles is None else token_tiles
     head_dim = -(-shape[last] // ATOM_ROWS)
     found = {}
     if last in axes:
         found["tokens"] = (*batch, tokens, head_dim, ATOM_BYTES)
     if token in axes:
-        found["head_dim"] = (*batch, head_dim, token_blocks, ATOM_BYTES)
+        found["head_dim"] = (*batch, head_dim, tokens, ATOM_BYTES)
     return found

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import pad
 
+from mxfp8fa.kernels.jagged import checked_offsets, tile_count, token_slots
 from mxfp8fa.kernels.operands import MXOperand, packed_shapes
-from mxfp8fa.layouts import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, cu_blocks, padded_index
-from mxfp8fa.layouts.scale_atom import batch_first, matrix_axes, token_slots
+from mxfp8fa.layouts import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, TILE_TOKENS
+from mxfp8fa.layouts.scale_atom import batch_first, matrix_axes
 from mxfp8fa.numerics.formats import (
     E8M0,
     FLOAT32_ABS_MASK,
@@ -30,7 +29,7 @@ from mxfp8fa.numerics.formats import (
     Format,
     decode_table,
 )
-from mxfp8fa.numerics.mx_tensor import BLOCK, element_format, normalize_axes, normalize_cu_seqlens
+from mxfp8fa.numerics.mx_tensor import BLOCK, element_format, normalize_axes
 from mxfp8fa.numerics.quantize import CODE_NAN, TAILS, check_whole_blocks
 from mxfp8fa.numerics.scale_rules import SCALE_NAN, carry_of_rule, check_rule
 
@@ -47,6 +46,7 @@ def quantize(
     rule: str = "rceil",
     tail: str = "error",
     cu_seqlens: torch.Tensor | None = None,
+    validate: bool = False,
 ) -> MXOperand:
     """`x` in MXFP8 as kernels take it.
 
@@ -55,29 +55,35 @@ def quantize(
         axes: blocked axes: tokens, the last one, or both (squares).
         fmt: "e4m3" or "e5m2".
         rule: "floor", "ceil", "even" or "rceil".
-        tail: "error" refuses a blocked length that is not a multiple of 32; "partial" lets the last block be short.
-        cu_seqlens: cumulative lengths of the sequences packed along axis 0; blocks of tokens restart at each.
+        tail: "error" refuses a blocked length that is not a multiple of 32 (and reads cu_seqlens for it, which waits for a
+            GPU, if the tokens are blocked); "partial" lets the last block be short.
+        cu_seqlens: (B + 1,) int32 or int64 cumulative lengths of the sequences packed along axis 0; blocks of tokens restart
+            at each.
+        validate: look at cu_seqlens of CUDA tensors too, which waits for the device; of CPU tensors they always are.
 
     Returns:
-        Contiguous codes, and the scales in each orientation that the blocks serve, on the device of `x`.
+        Contiguous codes, and the scales in each orientation that the blocks serve, on the device of `x`. Scales of packed
+        sequences on a GPU have as many tiles as there may be, (T + 127 B) // 128; those past the last one are 0.
 
     Raises:
         ValueError: a dtype, rank, axis, format, rule or length that is not allowed; says which are.
     """
     check_floats(x)
-    lengths = None if cu_seqlens is None else normalize_cu_seqlens(cu_seqlens.cpu().numpy(), tuple(x.shape))
+    offsets = None
+    if cu_seqlens is not None and x.ndim:
+        offsets = checked_offsets(cu_seqlens, x.shape[0], x.device, validate=validate)
     if tail not in TAILS:
         raise ValueError(f"tail = {tail!r}; allowed: {', '.join(TAILS)}")
     positive = normalize_axes(axes, x.ndim)
     if tail == "error":
-        check_whole_blocks(tuple(x.shape), positive, lengths)
-    kept = None if lengths is None else torch.from_numpy(lengths.copy()).to(x.device)
-    orientations = packed_shapes(tuple(x.shape), positive, kept)
-    codes, scale = quantize_blocks(x, axes=positive, fmt=fmt, rule=rule, cu_seqlens=lengths)
+        read = offsets if 0 in positive else None
+        check_whole_blocks(tuple(x.shape), positive, None if read is None else read.cpu().numpy())
+    orientations = packed_shapes(tuple(x.shape), positive, None if offsets is None else tile_count(offsets, len(x)))
+    codes, scale = quantize_blocks(x, axes=positive, fmt=fmt, rule=rule, cu_seqlens=offsets)
     scales = {
-        rows: pack_scales(scale, shape=x.shape, axes=positive, rows=rows, cu_seqlens=lengths) for rows in orientations
+        rows: pack_scales(scale, shape=x.shape, axes=positive, rows=rows, cu_seqlens=offsets) for rows in orientations
     }
-    return MXOperand(codes, scales, positive, element_format(fmt).name, kept)
+    return MXOperand(codes, scales, positive, element_format(fmt).name, offsets)
 
 
 def check_floats(x: torch.Tensor, name: str = "x") -> None:
@@ -97,7 +103,7 @@ def quantize_blocks(
     axes: int | Sequence[int],
     fmt: str | Format = "e4m3",
     rule: str = "rceil",
-    cu_seqlens: NDArray[np.int32] | None = None,
+    cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Element codes and scale codes of a tensor of any rank, contiguous; the last block of an axis or a sequence may be short.
 
@@ -108,10 +114,11 @@ def quantize_blocks(
         axes: one axis for 1x32 blocks along it, two for 32x32 squares over both.
         fmt: "e4m3" or "e5m2".
         rule: "floor", "ceil", "even" or "rceil".
-        cu_seqlens: cumulative lengths of the sequences along axis 0, where blocks along it restart.
+        cu_seqlens: cumulative lengths of the sequences along axis 0, on the device of `x`, where blocks along it restart.
 
     Returns:
-        codes, uint8 in the shape of `x`, and scale_e8m0, uint8, with every blocked axis divided by 32, rounded up.
+        codes, uint8 in the shape of `x`, and scale_e8m0, uint8, with every blocked axis divided by 32, rounded up (of packed
+        sequences on a GPU as many blocks as there may be, those past the last one 0).
 
     Raises:
         ValueError: a dtype, axis, format or rule that is not allowed.
@@ -133,7 +140,7 @@ def dequantize_blocks(
     *,
     axes: int | Sequence[int],
     fmt: str | Format = "e4m3",
-    cu_seqlens: NDArray[np.int32] | None = None,
+    cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The float32 values that `quantize_blocks` describes; exact but at and above 2^128, which is infinity.
 
@@ -184,15 +191,11 @@ def _round_magnitudes(values: torch.Tensor, fmt: Format) -> torch.Tensor:
     return (steps + (power >> shift) - excess).clamp(max=fmt.max_code)
 
 
-def _whole_blocks(
-    x: torch.Tensor, axes: tuple[int, ...], cu_seqlens: NDArray[np.int32] | None
-) -> torch.Tensor:
+def _whole_blocks(x: torch.Tensor, axes: tuple[int, ...], cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """`x` with zeros behind the last block of every blocked axis, and of every sequence if axis 0 is blocked."""
     if cu_seqlens is not None and 0 in axes:
-        slots, count = _block_slots(cu_seqlens)
-        padded = x.new_zeros((count, *x.shape[1:]))
-        padded[slots.to(x.device)] = x
-        x = padded
+        padded = x.new_zeros((tile_count(cu_seqlens, len(x), BLOCK) * BLOCK, *x.shape[1:]))
+        x = padded.index_copy_(0, token_slots(cu_seqlens, len(x), BLOCK), x)
     missing = [-x.shape[axis] % BLOCK if axis in axes else 0 for axis in range(x.ndim)]
     if not any(missing):
         return x
@@ -200,19 +203,14 @@ def _whole_blocks(
 
 
 def _without_padding(
-    x: torch.Tensor, shape: Sequence[int], axes: tuple[int, ...], cu_seqlens: NDArray[np.int32] | None
+    x: torch.Tensor, shape: Sequence[int], axes: tuple[int, ...], cu_seqlens: torch.Tensor | None
 ) -> torch.Tensor:
     """The inverse of `_whole_blocks`; contiguous."""
     if cu_seqlens is not None and 0 in axes:
-        x = x[_block_slots(cu_seqlens)[0].to(x.device)]
+        x = x.index_select(0, token_slots(cu_seqlens, shape[0], BLOCK))
     for axis in axes:
         x = x.narrow(axis, 0, shape[axis])
     return x.reshape(-1).reshape(shape)  # contiguous, in its strides along axes of length 1 too
-
-
-def _block_slots(cu_seqlens: NDArray[np.int32]) -> tuple[torch.Tensor, int]:
-    """Where every token goes when sequences are padded to whole blocks, and how many places there are."""
-    return torch.from_numpy(padded_index(cu_seqlens, BLOCK)), int(cu_blocks(cu_seqlens)[-1]) * BLOCK
 
 
 def _split(shape: Sequence[int], axes: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
@@ -232,7 +230,7 @@ def pack_scales(
     shape: Sequence[int],
     axes: tuple[int, ...],
     rows: str,
-    cu_seqlens: NDArray[np.int32] | None = None,
+    cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scale codes in 128x4 atoms, with tokens or the head dimension as rows: `mxfp8fa.layouts.pack_scales` in torch.
 
@@ -241,32 +239,35 @@ def pack_scales(
         shape: of the data.
         axes: blocked axes, ascending and not negative.
         rows: "tokens" or "head_dim".
-        cu_seqlens: cumulative lengths of the sequences along axis 0.
+        cu_seqlens: cumulative lengths of the sequences along axis 0, on the device of the scales.
 
     Raises:
         ValueError: a rank other than those of `layouts.pack_scales`, or blocks that do not run along the contracted axis.
     """
-    row_axis, k_axis = matrix_axes(tuple(shape), axes, cu_seqlens, rows)
-    if row_axis in axes:
-        scale_e8m0 = _repeat_rows(scale_e8m0, row_axis, shape[row_axis], cu_seqlens)
-    matrix = scale_e8m0.permute(batch_first(row_axis, k_axis, scale_e8m0.ndim))
+    row_axis, k_axis = matrix_axes(tuple(shape), axes, cu_seqlens is not None, rows)
+    if row_axis in axes and (row_axis or cu_seqlens is None):
+        block = torch.arange(shape[row_axis], device=scale_e8m0.device) // BLOCK
+        scale_e8m0 = scale_e8m0.index_select(row_axis, block)
     if cu_seqlens is not None:
-        side, index, size = token_slots(cu_seqlens, rows)
-        sizes = list(matrix.shape)
-        sizes[side] = size
-        spread = matrix.new_zeros(sizes)
-        matrix = spread.index_copy_(side, torch.from_numpy(index).to(matrix.device), matrix)
-    return _pack_atoms(matrix)
+        scale_e8m0 = _spread(scale_e8m0, shape[0], 0 in axes, rows, cu_seqlens)
+    return _pack_atoms(scale_e8m0.permute(batch_first(row_axis, k_axis, scale_e8m0.ndim)))
 
 
-def _repeat_rows(
-    scale: torch.Tensor, axis: int, length: int, cu_seqlens: NDArray[np.int32] | None
-) -> torch.Tensor:
-    """Scale codes of blocks along `axis`, one for every row of it."""
-    block = np.arange(length) // BLOCK
-    if cu_seqlens is not None and axis == 0:
-        block = padded_index(cu_seqlens, BLOCK) // BLOCK
-    return scale.index_select(axis, torch.from_numpy(block).to(scale.device))
+def _spread(scale: torch.Tensor, tokens: int, blocked: bool, rows: str, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Scale codes along axis 0 where every sequence has whole tiles: one for a token, or for 32 if those are contracted.
+
+    Args:
+        scale: one for a token, or, if `blocked`, for every block of 32 of a sequence.
+        tokens: T.
+        blocked: see scale.
+        rows: as for `pack_scales`.
+        cu_seqlens: likewise.
+    """
+    if blocked:
+        scale = scale.index_select(0, token_slots(cu_seqlens, tokens, BLOCK) // BLOCK)
+    unit = 1 if rows == "tokens" else BLOCK  # then 32 tokens write the same number to the same place
+    padded = scale.new_zeros((tile_count(cu_seqlens, tokens) * TILE_TOKENS // unit, *scale.shape[1:]))
+    return padded.index_copy_(0, token_slots(cu_seqlens, tokens) // unit, scale)
 
 
 def _pack_atoms(scale: torch.Tensor) -> torch.Tensor:

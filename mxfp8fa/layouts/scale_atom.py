@@ -83,7 +83,7 @@ def pack_scales(x: MXTensor, *, rows: str = "tokens") -> NDArray[np.uint8]:
     """
     if not isinstance(x, MXTensor):
         raise ValueError(f"x is a {type(x).__name__}; allowed: an MXTensor (pack_atoms packs plain scale matrices)")
-    row_axis, k_axis = matrix_axes(x.codes.shape, x.axes, x.cu_seqlens, rows)
+    row_axis, k_axis = matrix_axes(x.codes.shape, x.axes, x.cu_seqlens is not None, rows)
     scale = x.scale_of_rows(row_axis) if row_axis in x.axes else x.scale_e8m0
     matrix = scale.transpose(batch_first(row_axis, k_axis, scale.ndim))
     if x.cu_seqlens is not None:
@@ -110,7 +110,7 @@ def unpack_scales(
         raise ValueError(f"shape = {shape!r}; allowed: a tuple of lengths")
     axes = normalize_axes(axes, len(shape))
     lengths = normalize_cu_seqlens(cu_seqlens, shape)
-    row_axis, k_axis = matrix_axes(shape, axes, lengths, rows)
+    row_axis, k_axis = matrix_axes(shape, axes, lengths is not None, rows)
     per_row = list(scale_shape(shape, (k_axis,), lengths))
     order = batch_first(row_axis, k_axis, len(shape))
     expected = tuple(per_row[axis] for axis in order)
@@ -133,16 +133,14 @@ def _check_uint8(name: str, array: NDArray, rank: int) -> None:
         raise ValueError(f"{name} is {given}; allowed: a uint8 array of rank {rank} or more")
 
 
-def matrix_axes(
-    shape: tuple[int, ...], axes: tuple[int, ...], cu_seqlens: NDArray[np.int32] | None, rows: str
-) -> tuple[int, int]:
+def matrix_axes(shape: tuple[int, ...], axes: tuple[int, ...], packed: bool, rows: str) -> tuple[int, int]:
     """Axes of the data that become the rows and the contracted dimension of the operand."""
     if rows not in ROWS:
         raise ValueError(f"rows = {rows!r}; allowed: {', '.join(ROWS)}")
-    allowed = {2: 0, 4: 1} if cu_seqlens is None else {2: 0, 3: 0}
+    allowed = {2: 0, 3: 0} if packed else {2: 0, 4: 1}
     if len(shape) not in allowed:
-        layouts = "(S, D), (B, S, H, D)" if cu_seqlens is None else "(T, D), (T, H, D)"
-        with_or_without = "without" if cu_seqlens is None else "with"
+        layouts = "(T, D), (T, H, D)" if packed else "(S, D), (B, S, H, D)"
+        with_or_without = "with" if packed else "without"
         raise ValueError(f"data has shape {shape}; allowed {with_or_without} cu_seqlens: {layouts}")
     token_axis, head_axis = allowed[len(shape)], len(shape) - 1
     row_axis, k_axis = (token_axis, head_axis) if rows == "tokens" else (head_axis, token_axis)

@@ -22,7 +22,7 @@ import torch
 from mxfp8fa.attention.checks import Call, options_from
 from mxfp8fa.attention.estimate import announced
 from mxfp8fa.kernels.execution import require_toolchain, target_of
-from mxfp8fa.kernels.jagged import Jagged
+from mxfp8fa.kernels.jagged import Jagged, host_may_look
 from mxfp8fa.kernels.operands import MXOperand, packed_shapes
 from mxfp8fa.kernels.supported import HEAD_DIMS, check_backward_options, check_forward_options
 from mxfp8fa.layouts import ATOM_BYTES, ATOM_ROWS
@@ -113,7 +113,7 @@ def _jagged(cu_seqlens: torch.Tensor | None, x: torch.Tensor) -> Jagged | None:
     """The sequences of a call of attention on itself."""
     if cu_seqlens is None:
         return None
-    return Jagged(cu_seqlens, cu_seqlens, len(x), len(x), exact=x.device.type == "cpu")
+    return Jagged(cu_seqlens, cu_seqlens, len(x), len(x), exact=host_may_look(x.device))
 
 
 @torch.library.custom_op("mxfp8fa::layer_forward", mutates_args=())

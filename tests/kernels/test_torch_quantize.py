@@ -94,7 +94,8 @@ def test_values_come_back(shape, axes, lengths, fmt):
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32) * 2.0**-130
     expected = quantize_numpy(x, axes=axes, tail="partial", cu_seqlens=lengths, fmt=fmt)
     codes, scale = torch.from_numpy(expected.codes), torch.from_numpy(expected.scale_e8m0)
-    values = dequantize_blocks(codes, scale, axes=axes, fmt=fmt, cu_seqlens=lengths)
+    cu_seqlens = None if lengths is None else torch.from_numpy(lengths)
+    values = dequantize_blocks(codes, scale, axes=axes, fmt=fmt, cu_seqlens=cu_seqlens)
     np.testing.assert_array_equal(values.numpy(), expected.dequantize())
 
 

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-import numpy as np
 import torch
 from cutlass import cute
 from cutlass.cute.runtime import make_ptr
-from numpy.typing import NDArray
 
 from mxfp8fa.kernels.execution import compile_once, execute, target_of
+from mxfp8fa.kernels.jagged import checked_offsets, tile_table
 from mxfp8fa.kernels.operands import MXOperand, packed_shapes
 from mxfp8fa.kernels.producers.fragment import Blocks
-from mxfp8fa.layouts import TILE_TOKENS, cu_tiles
-from mxfp8fa.numerics.mx_tensor import BLOCK, element_format, normalize_axes, normalize_cu_seqlens
+from mxfp8fa.layouts import TILE_TOKENS
+from mxfp8fa.numerics.mx_tensor import BLOCK, element_format, normalize_axes
 from mxfp8fa.numerics.quantize import TAILS, check_whole_blocks
 from mxfp8fa.numerics.scale_rules import check_rule
 
@@ -60,10 +59,50 @@ def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """How the tokens of some data fall into tiles of 128.
+
+    Attributes:
+        batches: 1 for packed sequences.
+        seqlen: tokens of a batch.
+        tiles: of a batch; of packed sequences on a GPU as many as there may be.
+        table: (tiles, 2) int32, first token and number of tokens of every tile, for packed sequences (`jagged.tile_table`).
+        cu_seqlens: int32, where these begin, on the device of the data.
+    """
+
+    batches: int
+    seqlen: int
+    tiles: int
+    table: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | None = None
+
+
+def tokens_of(
+    shape: tuple[int, ...], cu_seqlens: torch.Tensor | None, device: torch.device, *, validate: bool = False
+) -> Tokens:
+    """The tiles of data of shape (S, D), (B, S, H, D), or (T, H, D) with cu_seqlens.
+
+    Raises:
+        ValueError: a rank that does not fit, or `cu_seqlens` that is no cumulative lengths of axis 0 (values on a GPU are
+            only looked at with `validate`, which waits for it).
+    """
+    if (len(shape) == 3) != (cu_seqlens is not None):
+        raise ValueError(f"shape {shape}: rank 3 is packed sequences and needs cu_seqlens; ranks 2 and 4 have none")
+    if cu_seqlens is None:
+        seqlen = shape[_TOKEN_AXIS[len(shape)]]
+        return Tokens(shape[0] if len(shape) == 4 else 1, seqlen, -(-seqlen // TILE_TOKENS))
+    offsets = checked_offsets(cu_seqlens, shape[0], device, validate=validate)
+    table = tile_table(offsets, shape[0])
+    return Tokens(1, shape[0], len(table), table, offsets)
+
+
 def make_blocks(
-    shape: tuple[int, ...], axes: int | Sequence[int], fmt: str, rule: str, tail: str, lengths: NDArray[np.int32] | None
+    shape: tuple[int, ...], axes: int | Sequence[int], fmt: str, rule: str, tail: str, tokens: Tokens
 ) -> Blocks:
     """What a kernel is to make of data of this shape.
+
+    To refuse short blocks of tokens of packed sequences, tail="error" reads their lengths, which waits for a GPU.
 
     Raises:
         ValueError: axes, a format, rule or tail that is not allowed.
@@ -76,59 +115,17 @@ def make_blocks(
     if not set(positive) <= {token, last}:
         raise ValueError(f"axes = {axes}; allowed for shape {shape}: {token}, {last} or both")
     if tail == "error":
-        check_whole_blocks(shape, positive, lengths)
+        packed = tokens.cu_seqlens if token in positive else None
+        check_whole_blocks(shape, positive, None if packed is None else packed.cpu().numpy())
     return Blocks(last in positive, token in positive, element_format(fmt).name, rule)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """How the tokens of some data fall into tiles of 128.
-
-    Attributes:
-        batches: 1 for packed sequences.
-        seqlen: tokens of a batch.
-        tiles: of a batch.
-        table: (tiles, 2) int32, first token and number of tokens of every tile, for packed sequences.
-        lengths: their cumulative lengths, on the CPU and on the device of the data.
-    """
-
-    batches: int
-    seqlen: int
-    tiles: int
-    table: torch.Tensor | None = None
-    lengths: tuple[NDArray[np.int32], torch.Tensor] | None = None
-
-
-def tokens_of(shape: tuple[int, ...], cu_seqlens: torch.Tensor | None, device: torch.device) -> Tokens:
-    """The tiles of data of shape (S, D), (B, S, H, D), or (T, H, D) with cu_seqlens.
-
-    Raises:
-        ValueError: a rank that does not fit, or `cu_seqlens` that is no cumulative lengths of axis 0.
-    """
-    if (len(shape) == 3) != (cu_seqlens is not None):
-        raise ValueError(f"shape {shape}: rank 3 is packed sequences and needs cu_seqlens; ranks 2 and 4 have none")
-    if cu_seqlens is None:
-        seqlen = shape[_TOKEN_AXIS[len(shape)]]
-        return Tokens(shape[0] if len(shape) == 4 else 1, seqlen, -(-seqlen // TILE_TOKENS))
-    lengths = normalize_cu_seqlens(cu_seqlens.cpu().numpy(), shape)
-    assert lengths is not None
-    starts = cu_tiles(lengths)
-    sequence = np.repeat(np.arange(len(lengths) - 1), np.diff(starts))
-    first = lengths[sequence] + TILE_TOKENS * (np.arange(starts[-1]) - starts[sequence])
-    table = np.stack([first, np.minimum(lengths[sequence + 1] - first, TILE_TOKENS)], axis=1).astype(np.int32)
-    kept = torch.from_numpy(lengths.copy()).to(device)
-    return Tokens(1, shape[0], int(starts[-1]), torch.from_numpy(table).to(device), (lengths, kept))
 
 
 def empty_operand(shape: tuple[int, ...], blocks: Blocks, tokens: Tokens, device: torch.device) -> MXOperand:
     """An operand for a kernel to fill."""
     axes = tuple(axis for axis, on in ((_TOKEN_AXIS[len(shape)], blocks.token), (len(shape) - 1, blocks.last)) if on)
-    kept = None if tokens.lengths is None else tokens.lengths[1]
-    scales = {
-        rows: torch.empty(packed, dtype=torch.uint8, device=device)
-        for rows, packed in packed_shapes(shape, axes, kept).items()
-    }
-    return MXOperand(torch.empty(shape, dtype=torch.uint8, device=device), scales, axes, blocks.fmt, kept)
+    shapes = packed_shapes(shape, axes, None if tokens.table is None else tokens.tiles)
+    scales = {rows: torch.empty(packed, dtype=torch.uint8, device=device) for rows, packed in shapes.items()}
+    return MXOperand(torch.empty(shape, dtype=torch.uint8, device=device), scales, axes, blocks.fmt, tokens.cu_seqlens)
 
 
 def sizes_and_strides(x: torch.Tensor, tokens: Tokens) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -177,7 +174,7 @@ def _resident_clusters(device: torch.device, size: int) -> int:
         return result[1] if len(result) == 2 else None
 
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # there is a context from here on
+        torch.cuda.current_stream().query()  # there is a context from here on, and nobody waited
         module = checked(driver.cuModuleLoadData(_EMPTY_KERNEL))
         function = checked(driver.cuModuleGetFunction(module, b"nothing"))
         smem_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin

@@ -37,6 +37,7 @@ def gemm_quantize(
     rule: str = "rceil",
     tail: str = "partial",
     cu_seqlens: torch.Tensor | None = None,
+    validate: bool = False,
 ) -> MXOperand | tuple[MXOperand, ...]:
     """x weight^T in MXFP8: BF16 in, FP32 accumulators, codes and scales out; nothing is rounded in between.
 
@@ -50,6 +51,7 @@ def gemm_quantize(
         rule: as for `quantize`.
         tail: as for `quantize`.
         cu_seqlens: cumulative lengths of the sequences packed along axis 0 of x.
+        validate: as for `quantize`.
 
     Returns:
         One operand, or a tuple if `axes` has several entries.
@@ -60,9 +62,8 @@ def gemm_quantize(
     shape = _result_shape(x, weight, head_dim, cu_seqlens)
     several = len(axes) > 0 and not isinstance(axes[0], int)
     wanted: Any = axes if several else (axes,)
-    tokens = tokens_of(shape, cu_seqlens, x.device)
-    lengths = None if tokens.lengths is None else tokens.lengths[0]
-    blocks = tuple(make_blocks(shape, one, fmt, rule, tail, lengths) for one in wanted)
+    tokens = tokens_of(shape, cu_seqlens, x.device, validate=validate)
+    blocks = tuple(make_blocks(shape, one, fmt, rule, tail, tokens) for one in wanted)
     operands = tuple(empty_operand(shape, one, tokens, x.device) for one in blocks)
     targets = [(o.codes, o.scales.get("tokens"), o.scales.get("head_dim")) for o in operands]
     _run(x, weight, shape, tokens, targets, blocks)

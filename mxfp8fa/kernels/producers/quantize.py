@@ -28,6 +28,7 @@ def quantize(
     rule: str = "rceil",
     tail: str = "partial",
     cu_seqlens: torch.Tensor | None = None,
+    validate: bool = False,
 ) -> MXOperand:
     """`x` in MXFP8, code for code what `mxfp8fa.numerics.quantize` gives.
 
@@ -40,19 +41,21 @@ def quantize(
         axes: blocked axes: tokens, the last one, or both (squares).
         fmt: "e4m3" or "e5m2".
         rule: "floor", "ceil", "even" or "rceil".
-        tail: "partial" lets the last block of tokens be short, "error" refuses it.
-        cu_seqlens: cumulative lengths of the sequences packed along axis 0; blocks of tokens restart at each.
+        tail: "partial" lets the last block of tokens be short, "error" refuses it (and reads cu_seqlens for it).
+        cu_seqlens: (B + 1,) int32 or int64 cumulative lengths of the sequences packed along axis 0; blocks of tokens restart
+            at each. The table of tiles is made on the device, and nobody waits for it.
+        validate: look at cu_seqlens of CUDA tensors too, which waits for the device; of CPU tensors they always are.
 
     Returns:
-        Contiguous codes, and the scales in each orientation that the blocks serve.
+        Contiguous codes, and the scales in each orientation that the blocks serve. Scales of packed sequences on a GPU have
+        as many tiles as there may be, (T + 127 B) // 128; those past the last one are 0.
 
     Raises:
         ValueError: a dtype, shape, axis, format, rule, length or device that is not allowed; says which are.
     """
     check_floats("x", x, 2, 3, 4)
-    tokens = tokens_of(tuple(x.shape), cu_seqlens, x.device)
-    lengths = None if tokens.lengths is None else tokens.lengths[0]
-    blocks = make_blocks(tuple(x.shape), axes, fmt, rule, tail, lengths)
+    tokens = tokens_of(tuple(x.shape), cu_seqlens, x.device, validate=validate)
+    blocks = make_blocks(tuple(x.shape), axes, fmt, rule, tail, tokens)
     operand = empty_operand(tuple(x.shape), blocks, tokens, x.device)
     if operand.codes.numel():
         source = with_aligned_rows(x.detach())

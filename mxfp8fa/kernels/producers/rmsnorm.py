@@ -51,6 +51,7 @@ def rmsnorm_quantize(
     rule: str = "rceil",
     tail: str = "partial",
     cu_seqlens: torch.Tensor | None = None,
+    validate: bool = False,
     return_y: bool = False,
 ) -> Normalized:
     """y = x * rstd * weight in MXFP8, with rstd = 1 / sqrt(mean of x^2 over the last axis + eps).
@@ -67,6 +68,7 @@ def rmsnorm_quantize(
         rule: as for `quantize`.
         tail: as for `quantize`.
         cu_seqlens: as for `quantize`.
+        validate: as for `quantize`.
         return_y: also write y, in the dtype of x.
 
     Raises:
@@ -79,9 +81,8 @@ def rmsnorm_quantize(
     _check_weight(weight, columns, x.device)
     if not eps >= 0:
         raise ValueError(f"eps = {eps}; allowed: numbers from 0")
-    tokens = tokens_of(tuple(x.shape), cu_seqlens, x.device)
-    lengths = None if tokens.lengths is None else tokens.lengths[0]
-    blocks = make_blocks(tuple(x.shape), axes, fmt, rule, tail, lengths)
+    tokens = tokens_of(tuple(x.shape), cu_seqlens, x.device, validate=validate)
+    blocks = make_blocks(tuple(x.shape), axes, fmt, rule, tail, tokens)
     operand = empty_operand(tuple(x.shape), blocks, tokens, x.device)
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if return_y else None

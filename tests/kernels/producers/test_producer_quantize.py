@@ -9,7 +9,7 @@ pytest.importorskip("llvmlite")
 
 from mxfp8fa.kernels.execution import emulation  # noqa: E402
 from mxfp8fa.kernels.producers import quantize  # noqa: E402
-from mxfp8fa.layouts import pack_scales  # noqa: E402
+from mxfp8fa.layouts import cu_tiles, pack_scales  # noqa: E402
 from mxfp8fa.numerics import quantize as quantize_numpy  # noqa: E402
 from mxfp8fa.numerics.scale_rules import SCALE_RULES  # noqa: E402
 
@@ -38,12 +38,16 @@ def as_numpy(x):
 
 
 def assert_equals_numpy(operand, x, **options):
-    """Codes, scales and the padding of atoms."""
+    """Codes, scales and the padding of atoms; of packed sequences also the tiles that were there in case."""
     lengths = options.pop("cu_seqlens", None)
     lengths = None if lengths is None else lengths.numpy()
     expected = quantize_numpy(as_numpy(x), tail="partial", cu_seqlens=lengths, **options)
     np.testing.assert_array_equal(operand.codes.numpy(), expected.codes)
     for rows, packed in operand.scales.items():
+        if lengths is not None:
+            tiles, axis = int(cu_tiles(lengths)[-1]), -3 if rows == "tokens" else -2
+            assert (packed.narrow(axis, tiles, packed.shape[axis] - tiles) == 0).all()
+            packed = packed.narrow(axis, 0, tiles)
         np.testing.assert_array_equal(packed.numpy(), pack_scales(expected, rows=rows), err_msg=rows)
     assert operand.axes == expected.axes and operand.fmt == expected.fmt
 
