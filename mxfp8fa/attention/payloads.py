@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from mxfp8fa.attention.checks import NAMES, Call
+from mxfp8fa.kernels.jagged import sequence_of_tokens
 from mxfp8fa.kernels.operands import MXOperand
-from mxfp8fa.kernels.torch_quantize import dequantize_blocks, quantize, quantize_blocks
+from mxfp8fa.kernels.torch_quantize import dequantize, quantize
 
 
 def quantized(
@@ -69,12 +70,29 @@ def _payload(call: Call, name: str, x: torch.Tensor, axes: tuple[int, ...]) -> M
 def _remove_k_mean(call: Call, q_axes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """K less its mean over each sequence's tokens, and what this takes from lse: softmax_scale * q . mean(K)."""
     q, k, _ = call.tensors
-    if call.axes[0]:
-        q_values = torch.from_numpy(call.operand(0).to_mx_tensor().dequantize()).to(q.device)
-    else:
-        codes, scale = quantize_blocks(q, axes=q_axes, rule=call.options.rule)
-        q_values = dequantize_blocks(codes, scale, axes=q_axes)
+    q_values = dequantize(call.operand(0) if call.axes[0] else _payload(call, "q", q, q_axes))
+    group = q.shape[-2] // k.shape[-2]
+    if call.sequences is not None:
+        mean, of_keys = _packed_mean(call)
+        by_head = mean.double().repeat_interleave(group, dim=1)  # (B, Hq, D)
+        cu_seqlens_q = call.sequences.cu_seqlens_q
+        if cu_seqlens_q is None:
+            dots = torch.einsum("shd,bhd->hbs", q_values, by_head).flatten(1)
+        else:
+            of_queries = by_head.index_select(0, sequence_of_tokens(cu_seqlens_q, len(q)))
+            dots = torch.einsum("shd,shd->hs", q_values, of_queries)
+        return k.float() - mean.index_select(0, of_keys), (call.softmax_scale * dots).float()
     mean = k.mean(1, dtype=torch.float64).float()  # (B, Hkv, D)
-    by_head = mean.repeat_interleave(q.shape[2] // k.shape[2], dim=1)  # (B, Hq, D)
-    dots = torch.einsum("bshd,bhd->bhs", q_values.double(), by_head.double())
+    dots = torch.einsum("bshd,bhd->bhs", q_values, mean.double().repeat_interleave(group, dim=1))
     return k.float() - mean[:, None], (call.softmax_scale * dots).float()
+
+
+def _packed_mean(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean of K over each sequence (B, Hkv, D), 0 for those without keys, and which sequence every key is of."""
+    k, sequences = call.tensors[1], call.sequences
+    assert sequences is not None
+    of_keys = sequence_of_tokens(sequences.cu_seqlens_k, len(k))
+    sums = torch.zeros((sequences.batch, *k.shape[1:]), dtype=torch.float64, device=k.device)
+    sums = sums.index_add_(0, of_keys, k.double())
+    lengths = sequences.cu_seqlens_k.diff().clamp(min=1)
+    return (sums / lengths[:, None, None]).float(), of_keys

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from mxfp8fa.attention.api import Input, checked_choices, parts_of
-from mxfp8fa.attention.checks import NO_PARTS, Call, check_call, options_from
+from mxfp8fa.attention.checks import NAMES, NO_PARTS, Call, check_call, options_from
 from mxfp8fa.attention.gradient import empty_gradients, keep, run_backward
 from mxfp8fa.attention.operators import no_second_gradient
 from mxfp8fa.attention.payloads import payloads
 from mxfp8fa.kernels.jagged import OFFSET_DTYPES, Jagged, host_may_look
+from mxfp8fa.kernels.operands import MXOperand
 from mxfp8fa.numerics.options import AttentionOptions
 
 MAX_TOKENS = 2**31 - 1
@@ -47,7 +48,7 @@ def flash_attn_varlen_func(
 
     Args:
         q: (Tq, Hq, D), D = 64 or 128; with broadcast_q one block (Sq, Hq, D) that all sequences share. Floats are
-            quantized first, blocks along the tokens restarting at every sequence; an `MXOperand` has cu_seqlens.
+            quantized first, blocks along the tokens restarting at every sequence; an `MXOperand` has the same cu_seqlens.
         k: (Tk, Hkv, D); Hkv divides Hq.
         v: the shape of k.
         cu_seqlens_q: (B + 1,) int32 or int64, where every sequence's queries begin, and Tq; None with broadcast_q.
@@ -60,7 +61,7 @@ def flash_attn_varlen_func(
         broadcast_q: all sequences share their queries.
         validate: look at the offsets of CUDA tensors too, which waits for the device; those of CPU tensors are always
             looked at. Offsets that are wrong and not looked at make the result undefined.
-        options: how it rounds; `AttentionOptions()` if None. k_mean is not available.
+        options: how it rounds; `AttentionOptions()` if None.
 
     Returns:
         O, the shape of q, or (B * Sq, Hq, D) with broadcast_q, in options.out_dtype; with return_lse also lse (Hq, rows of O)
@@ -86,6 +87,7 @@ def flash_attn_varlen_func(
         *tensors,
         *scales,
         *axes,
+        [x.cu_seqlens for x in (q, k, v) if isinstance(x, MXOperand) and x.cu_seqlens is not None],
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_q,
@@ -119,6 +121,7 @@ def attention_varlen_forward(
     q_axes: Sequence[int],
     k_axes: Sequence[int],
     v_axes: Sequence[int],
+    own_cu_seqlens: Sequence[torch.Tensor],
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
@@ -128,27 +131,29 @@ def attention_varlen_forward(
     validate: bool,
     options: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and lse: see `flash_attn_varlen_func`. Scales and axes are empty for floats."""
+    """O and lse: see `flash_attn_varlen_func`. Scales and axes are empty for floats, own_cu_seqlens are the operands'."""
     parts = (q, k, v), (q_scales, k_scales, v_scales), (q_axes, k_axes, v_axes)
     call = _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options)
     if validate or host_may_look(q.device):
         check_values(call, max_seqlen_q, max_seqlen_k)
+        _check_own_values(call, own_cu_seqlens)
     o, lse = call.empty_output()
     if o.numel() == 0:
         return o, lse
     if k.numel() == 0:
         return o.zero_(), lse.fill_(float("-inf"))
     call.check_device()
-    operands, _ = payloads(call)
+    operands, lse_shift = payloads(call)
 
     from mxfp8fa.attention.estimate import announced
     from mxfp8fa.kernels.forward import forward
 
     with announced(call):
-        return forward(
+        o, lse = forward(
             *operands, softmax_scale=call.softmax_scale, causal=causal, options=call.options, out_dtype=call.out_dtype,
             sequences=call.sequences,
         )  # fmt: skip
+    return o, lse if lse_shift is None else lse + lse_shift
 
 
 @attention_varlen_forward.register_fake
@@ -162,6 +167,7 @@ def _(
     q_axes: Sequence[int],
     k_axes: Sequence[int],
     v_axes: Sequence[int],
+    own_cu_seqlens: Sequence[torch.Tensor],
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_k: torch.Tensor,
     max_seqlen_q: int,
@@ -216,7 +222,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *given, cu_seqlens_q, cu_seqlens_k, _, _, softmax_scale, causal, _, options = inputs
+    *given, _, cu_seqlens_q, cu_seqlens_k, _, _, softmax_scale, causal, _, options = inputs
     parts = tuple(given[:3]), tuple(given[3:6]), tuple(given[6:])
     keep(ctx, _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options), *output, softmax_scale)
     ctx.save_for_backward(*parts[0], *output, cu_seqlens_q, cu_seqlens_k)
@@ -224,7 +230,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _gradient(ctx: Any, do: torch.Tensor, dlse: torch.Tensor) -> tuple[Any, ...]:
     gradients = attention_varlen_backward(do, dlse, *ctx.saved_tensors, *ctx.arguments)
-    return *gradients, *NO_PARTS, *NO_PARTS, *[None] * 8
+    return *gradients, *NO_PARTS, *NO_PARTS, [], *[None] * 8
 
 
 attention_varlen_forward.register_autograd(_gradient, setup_context=_keep)
@@ -246,8 +252,6 @@ def _call(
     """
     q, k, _ = parts[0]
     chosen = options_from(options)
-    if chosen.k_mean:
-        raise ValueError("options.k_mean = True; allowed with packed sequences: False")
     lengths = None
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if x is None:
@@ -293,3 +297,21 @@ def check_values(call: Call, max_seqlen_q: int, max_seqlen_k: int) -> None:
                 raise ValueError(f"{name} ends at {values[-1]}; allowed: {tokens}, the number of tokens of {side}")
         if lengths and max(lengths) > longest:
             raise ValueError(f"max_seqlen_{side} = {longest}; the longest sequence has {max(lengths)} tokens")
+
+
+def _check_own_values(call: Call, own: Sequence[torch.Tensor]) -> None:
+    """Operands were quantized for the sequences that the call is about.
+
+    Raises:
+        ValueError: they were quantized for others.
+    """
+    quantized = [name for name, axes in zip(NAMES, call.axes, strict=True) if axes]
+    for name, offsets in zip(quantized, own, strict=True):
+        given, said = offsets.tolist(), call.cu_seqlens(name)
+        assert said is not None
+        if given != said.tolist():
+            first = next((i for i, (a, b) in enumerate(zip(given, said.tolist(), strict=False)) if a != b), "their end")
+            raise ValueError(
+                f"{name} is an MXOperand of {len(given) - 1} sequences and the call is about {len(said) - 1}; cu_seqlens differ "
+                f"at {first}; allowed: the same"
+            )

@@ -193,9 +193,17 @@ def backward() -> Target:
     return Target(launch.compiled, launch.arguments, launch.names, {"wait_ld": "required"})
 
 
+def jagged_backward() -> Target:
+    """The same on packed sequences: two tiles of keys that meet four and two tiles of queries, and keys without queries."""
+    from mxfp8fa.studies.backward_runs import main_launch, random_packed_call
+
+    launch = main_launch(random_packed_call((400, 0, 20, 130), (70, 5, 0, 30)))
+    return Target(launch.compiled, launch.arguments, launch.names, {"wait_ld": "required"})
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "step2": k_loop, "step3": block_scaled, "step6": kv_loop, "step7": warp_specialised, "forward": forward,
-    "jagged": jagged, "backward": backward,
+    "jagged": jagged, "backward": backward, "jagged-backward": jagged_backward,
 }  # fmt: skip
 
 

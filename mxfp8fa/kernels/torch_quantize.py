@@ -2,7 +2,7 @@
 
     quantize             torch tensor -> `MXOperand`: codes, and scales packed as the tensor core reads them
     quantize_blocks      torch tensor of any rank -> codes and plain scale codes
-    dequantize_blocks    and back
+    dequantize           an `MXOperand`'s numbers
     pack_scales          plain scale codes -> 128x4 atoms
 
 The scale rules, and what becomes of zeros, NaN and infinities, are those of `mxfp8fa.numerics.quantize`.
@@ -21,20 +21,20 @@ from mxfp8fa.kernels.operands import MXOperand, packed_shapes
 from mxfp8fa.layouts import ATOM_BYTES, ATOM_COLUMNS, ATOM_ROWS, TILE_TOKENS
 from mxfp8fa.layouts.scale_atom import batch_first, matrix_axes
 from mxfp8fa.numerics.formats import (
-    E8M0,
     FLOAT32_ABS_MASK,
     FLOAT32_BIAS,
     FLOAT32_INF_BITS,
     FLOAT32_MANTISSA_BITS,
     Format,
-    decode_table,
 )
 from mxfp8fa.numerics.mx_tensor import BLOCK, element_format, normalize_axes
 from mxfp8fa.numerics.quantize import CODE_NAN, TAILS, check_whole_blocks
 from mxfp8fa.numerics.scale_rules import SCALE_NAN, carry_of_rule, check_rule
+from mxfp8fa.numerics.softmax import E8M0_BIAS
 
 # Plain numbers: a compiler would take NumPy scalars for tensors.
 ABS_MASK, INF_BITS = int(FLOAT32_ABS_MASK), int(FLOAT32_INF_BITS)
+FLOAT8_DTYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -134,35 +134,22 @@ def quantize_blocks(
     return codes, scale.squeeze(inner)
 
 
-def dequantize_blocks(
-    codes: torch.Tensor,
-    scale_e8m0: torch.Tensor,
-    *,
-    axes: int | Sequence[int],
-    fmt: str | Format = "e4m3",
-    cu_seqlens: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The float32 values that `quantize_blocks` describes; exact but at and above 2^128, which is infinity.
-
-    Args:
-        codes: uint8.
-        scale_e8m0: uint8, the shape of codes with every blocked axis divided by 32, rounded up.
-        axes: blocked axes.
-        fmt: element format.
-        cu_seqlens: as for `quantize_blocks`.
-
-    Raises:
-        ValueError: an axis or format that is not allowed.
-    """
-    element, axes = element_format(fmt), normalize_axes(axes, codes.ndim)
-    elements = torch.from_numpy(decode_table(element).copy()).to(codes.device)[codes.int()]
-    elements = _whole_blocks(elements, axes, cu_seqlens)
-    split, inner = _split(elements.shape, axes)
-    scale = torch.from_numpy(decode_table(E8M0).copy()).to(codes.device)[scale_e8m0.int()]
-    for axis in inner:
-        scale = scale.unsqueeze(axis)
-    values = (elements.reshape(split) * scale).reshape(elements.shape)
-    return _without_padding(values, codes.shape, axes, cu_seqlens)
+def dequantize(x: MXOperand) -> torch.Tensor:
+    """The numbers that an operand holds, float64, in its shape and on its device; exact."""
+    rows = "tokens" if "tokens" in x.scales else "head_dim"
+    *_, head_dim = x.shape
+    token = 1 if len(x.shape) == 4 else 0
+    device, tokens = x.codes.device, x.shape[token]
+    slots = torch.arange(tokens, device=device) if x.cu_seqlens is None else token_slots(x.cu_seqlens, tokens)
+    column = torch.arange(head_dim, device=device)
+    scale = _unpack_atoms(x.scales[rows])
+    if rows == "tokens":
+        scale = scale.index_select(-2, slots).index_select(-1, column // BLOCK)
+    else:
+        scale = scale.index_select(-2, column).index_select(-1, slots // BLOCK).transpose(-1, -2)
+    powers = torch.where(scale == SCALE_NAN, torch.nan, torch.exp2(scale.double() - E8M0_BIAS))
+    elements = x.codes.view(getattr(torch, FLOAT8_DTYPES[x.fmt])).double()
+    return elements * (powers if powers.ndim == 2 else powers.transpose(-2, -3))  # (..., H, S, D) to (..., S, H, D)
 
 
 def _quantize_split(
@@ -268,6 +255,13 @@ def _spread(scale: torch.Tensor, tokens: int, blocked: bool, rows: str, cu_seqle
     unit = 1 if rows == "tokens" else BLOCK  # then 32 tokens write the same number to the same place
     padded = scale.new_zeros((tile_count(cu_seqlens, tokens) * TILE_TOKENS // unit, *scale.shape[1:]))
     return padded.index_copy_(0, token_slots(cu_seqlens, tokens) // unit, scale)
+
+
+def _unpack_atoms(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of `_pack_atoms`, padding included: (..., 128 row tiles, 4 column tiles)."""
+    split = packed.unflatten(-1, (32, 4, ATOM_COLUMNS))  # (..., row tiles, column tiles, 32, 4, 4)
+    order = (*range(packed.ndim - 3), -5, -2, -3, -4, -1)
+    return split.permute(order).flatten(-5, -3).flatten(-2)
 
 
 def _pack_atoms(scale: torch.Tensor) -> torch.Tensor:

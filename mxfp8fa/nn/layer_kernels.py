@@ -50,8 +50,6 @@ def attend_in_kernels(h: torch.Tensor, weights: Weights, layer: Layer, sequences
     check_forward_options(layer.options)
     if torch.is_grad_enabled() and (h.requires_grad or weights.q.requires_grad):
         check_backward_options(layer.options)
-        if sequences is not None and (layer.options.dq_accumulate, layer.options.dq_scale_log2) == ("float16", "auto"):
-            raise ValueError("options.dq_scale_log2 = 'auto' with cu_seqlens; allowed in kernels: a number, or backend='torch'")
     target_of(h.device)
     require_toolchain()
     if h.shape[:-1].numel() == 0:

@@ -5,6 +5,7 @@ Needs the extra `kernels`; importing this does not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,25 +56,61 @@ def random_call(
         options: of both directions.
         seed: of the operands.
     """
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim = shape
+    arrays = _random_arrays((batch, seqlen_q, heads_q, head_dim), (batch, seqlen_k, heads_kv, head_dim), seed)
+    return _call(arrays, causal, options, {})
+
+
+def random_packed_call(
+    queries: Sequence[int],
+    keys: Sequence[int],
+    *,
+    heads: int = 1,
+    head_dim: int = 64,
+    causal: bool = False,
+    options: AttentionOptions = SQUARE,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The same for packed sequences of these lengths."""
+    import torch
+
+    from mxfp8fa.kernels.jagged import Jagged
+
+    cu_q, cu_k = (np.cumsum((0, *lengths), dtype=np.int32) for lengths in (queries, keys))
+    arrays = _random_arrays((int(cu_q[-1]), heads, head_dim), (int(cu_k[-1]), heads, head_dim), seed)
+    sequences = Jagged(torch.from_numpy(cu_q), torch.from_numpy(cu_k), int(cu_q[-1]), int(cu_k[-1]), exact=True)
+    return _call(arrays, causal, options, {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}) | {"sequences": sequences}
+
+
+def _random_arrays(q_shape: tuple[int, ...], k_shape: tuple[int, ...], seed: int) -> tuple[Any, ...]:
+    """q, do, k and v."""
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape).astype(np.float32) for shape in (q_shape, q_shape, k_shape, k_shape))
+
+
+def _call(
+    arrays: tuple[Any, ...], causal: bool, options: AttentionOptions, offsets: dict[str, Any]
+) -> dict[str, Any]:
+    """Operands for the backward, and what the NumPy model's forward leaves."""
     import torch
 
     from mxfp8fa.kernels import MXOperand
 
-    batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim = shape
-    rng = np.random.default_rng(seed)
-    q, do = (rng.standard_normal((batch, seqlen_q, heads_q, head_dim)).astype(np.float32) for _ in range(2))
-    k, v = (rng.standard_normal((batch, seqlen_k, heads_kv, head_dim)).astype(np.float32) for _ in range(2))
+    q, do, k, v = arrays
     square = options.resolved_qk_blocks(causal) == "square"
+    tokens, last = q.ndim - 3, q.ndim - 1
 
-    def payload(x: Any, axes: tuple[int, ...]) -> Any:
-        return quantize(x, axes=axes, tail="partial", rule=options.rule)
+    def payload(x: Any, *axes: int) -> Any:
+        cu_seqlens = offsets.get("cu_seqlens_q" if x is q else "cu_seqlens_k")
+        return quantize(x, axes=axes, tail="partial", rule=options.rule, cu_seqlens=cu_seqlens)
 
-    payloads = {"q": payload(q, (1, 3) if square else (3,)), "k": payload(k, (1, 3) if square else (3,))}
+    qk_axes = (tokens, last) if square else (last,)
+    payloads = {"q": payload(q, *qk_axes), "k": payload(k, *qk_axes)}
     if not square:
-        payloads |= {"q_second": payload(q, (1, 3)), "k_second": payload(k, (1, 3))}
-    call: dict[str, Any] = {"softmax_scale": head_dim**-0.5, "causal": causal, "options": options}
-    o, lse = attention_mxfp8(payloads["q"], payloads["k"], payload(v, (1,)), **call)
-    payloads["v"] = payload(v, (3,))
+        payloads |= {"q_second": payload(q, tokens, last), "k_second": payload(k, tokens, last)}
+    call: dict[str, Any] = {"softmax_scale": q.shape[-1] ** -0.5, "causal": causal, "options": options}
+    o, lse = attention_mxfp8(payloads["q"], payloads["k"], payload(v, tokens), **call, **offsets)
+    payloads["v"] = payload(v, last)
     operands = {name: MXOperand.from_mx_tensor(x) for name, x in payloads.items()}
     return operands | {"o": torch.from_numpy(o), "lse": torch.from_numpy(lse), "do": torch.from_numpy(do)} | call
 

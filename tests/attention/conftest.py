@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mxfp8fa.numerics import attention_mxfp8  # noqa: E402
+from mxfp8fa.numerics import MXTensor, attention_mxfp8  # noqa: E402
 
 
 class StandIn(ModuleType):
@@ -21,15 +21,21 @@ class StandIn(ModuleType):
 
     def forward(self, q, k, v, *, softmax_scale, causal, options, out_dtype, sequences=None):
         self.calls.append((q, k, v, softmax_scale, causal, options, out_dtype))
-        tensors = (x.to_mx_tensor() for x in (q, k, v))
+        tensors = [x.to_mx_tensor() for x in (q, k, v)]
         options = replace(options, k_mean=False, out_dtype="auto")  # done by the API, and done below
-        cu = (
-            {}
-            if sequences is None
-            else dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(np.asarray, sequences.offsets()), strict=True))
-        )
+        cu = {}
+        if sequences is not None:
+            cu = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(np.asarray, sequences.offsets()), strict=True))
+            if sequences.cu_seqlens_q is None:
+                tensors[0] = copies(tensors[0], cu["cu_seqlens_q"])
         o, lse = attention_mxfp8(*tensors, softmax_scale=softmax_scale, causal=causal, options=options, **cu)
         return torch.from_numpy(o.astype(np.float32)).to(out_dtype), torch.from_numpy(lse)
+
+
+def copies(q, cu_seqlens):
+    """The queries that all sequences share, once for each of them."""
+    codes, scale = (np.tile(x, (len(cu_seqlens) - 1, 1, 1)) for x in (q.codes, q.scale_e8m0))
+    return MXTensor(codes, scale, q.fmt, q.axes, cu_seqlens)
 
 
 @pytest.fixture

@@ -117,15 +117,46 @@ def test_what_is_refused(put, message):
         flash_attn_varlen_func(*arguments)
 
 
-def test_options_that_are_not_there():
-    arguments = inputs()
-    with pytest.raises(ValueError, match="k_mean = True; allowed with packed sequences: False"):
-        flash_attn_varlen_func(*arguments, options=AttentionOptions(k_mean=True))
+def test_operands_of_other_sequences_are_refused(stand_in):
+    q, k, v, cu_q, cu_k, *longest = inputs()
+    other = cumulative((6, 69, 0, 0))
+    for name, wrong in (("k", (cu_q, other, cu_k)), ("v", (cu_q, cu_k, other)), ("q", (cumulative((39, 4, 0, 0)), cu_k, cu_k))):
+        operands = [
+            quantize(x, axes=axes, tail="partial", cu_seqlens=cu)
+            for x, axes, cu in zip((q, k, v), ((0, 2), (0, 2), 0), wrong, strict=True)
+        ]
+        message = f"{name} is an MXOperand of 4 sequences and the call is about 4; cu_seqlens differ at 1; allowed: the same"
+        with pytest.raises(ValueError, match=message):
+            flash_attn_varlen_func(*operands, cu_q, cu_k, *longest)
+    fewer = quantize(k, axes=(0, 2), tail="partial", cu_seqlens=cumulative((75,)))
+    with pytest.raises(ValueError, match="k is an MXOperand of 1 sequences and the call is about 4"):
+        flash_attn_varlen_func(q, fewer, v, cu_q, cu_k, *longest)
+
+
+@pytest.mark.parametrize("broadcast_q", [False, True])
+def test_k_mean(stand_in, broadcast_q):
+    """K less the mean of each sequence; lse is that of the K that was given. Queries as floats or quantized before."""
+    q, k, v, cu_q, cu_k, *_ = inputs()
+    k = k + 30 * torch.randn(4, 1, 64, generator=torch.Generator().manual_seed(1)).repeat_interleave(torch.tensor(KEYS), 0)
+    options = AttentionOptions(k_mean=True, out_dtype="float32")
+    given_cu, copies, copies_cu = cu_q, q, cu_q
+    if broadcast_q:
+        given_cu, copies, copies_cu = None, q.repeat(4, 1, 1), cumulative((43,) * 4)
+    exact = model(copies, k, v, copies_cu, cu_k, options=AttentionOptions(accumulate="exact", k_mean=True))
+    call = given_cu, cu_k, 43, 70
+    o, lse = flash_attn_varlen_func(q, k, v, *call, return_lse=True, broadcast_q=broadcast_q, options=options)
+    seen = np.isfinite(exact[1])
+    assert sqnr_db(o.numpy(), exact[0]) > 60 and (np.isfinite(lse.numpy()) == seen).all()
+    assert np.abs(lse.numpy()[seen] - exact[1][seen]).max() < 1e-3
+    own = torch.tensor([0, 43]) if broadcast_q else cu_q
+    operand = quantize(q, axes=(0, 2), tail="partial", cu_seqlens=own)
+    again, same = flash_attn_varlen_func(operand, k, v, *call, return_lse=True, broadcast_q=broadcast_q, options=options)
+    assert torch.equal(again, o) and torch.equal(same, lse)
 
 
 def test_the_operator_has_a_shape_without_data(stand_in):
     q, k, v, *rest = inputs()
-    arguments = (q, k, v, [], [], [], [], [], [], *rest, 0.1, True, False, AttentionOptions().text)
+    arguments = (q, k, v, [], [], [], [], [], [], [], *rest, 0.1, True, False, AttentionOptions().text)
     torch.library.opcheck(attention_varlen_forward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -151,7 +182,7 @@ def test_gradients_are_those_of_the_model():
 
 def test_the_gradient_under_fake_tensors_and_compile(stand_in):
     q, k, v, *rest = inputs()
-    arguments = (q.requires_grad_(), k, v, [], [], [], [], [], [], *rest, 0.1, True, False, AttentionOptions().text)
+    arguments = (q.requires_grad_(), k, v, [], [], [], [], [], [], [], *rest, 0.1, True, False, AttentionOptions().text)
     torch.library.opcheck(attention_varlen_forward, arguments, test_utils=("test_schema", "test_autograd_registration"))
     compiled = torch.compile(flash_attn_varlen_func, backend="eager", fullgraph=True)
     assert torch.equal(compiled(q, k, v, *rest), flash_attn_varlen_func(q, k, v, *rest))

@@ -74,12 +74,6 @@ def test_no_tokens():
     assert x.grad.shape == (0, 64)
 
 
-def test_a_scale_from_all_sequences_is_refused():
-    options = AttentionOptions(dq_accumulate="float16", dq_scale_log2="auto")
-    with pytest.raises(ValueError, match="dq_scale_log2 = 'auto' with cu_seqlens; allowed in kernels: a number"):
-        MXAttention(64, 1, 1, 64, options=options, backend="kernels")(torch.zeros(41, 64), CU_SEQLENS)
-
-
 def test_what_kernels_do_not_do_is_refused():
     with pytest.raises(ValueError, match="head_dim = 32 is not supported by the kernels; allowed: 64 and 128"):
         MXAttention(64, 2, 2, 32, backend="kernels")(torch.zeros(1, 4, 64))

@@ -164,8 +164,8 @@ def make_call(
     check_rows(shape, o, do, lse, dlse, dtype)
     device = q.codes.device
     dq, dk, dv = (torch.empty(x.shape, dtype=dtype, device=device) for x in (q, k, v))
-    if sequences is not None:
-        options = _options_of_packed(options, sequences)
+    if sequences is not None and sequences.cu_seqlens_q is None:
+        options = replace(options, dq_accumulate="float32")
     float16 = options.dq_accumulate == "float16"
     if dq_overflows is None:
         dq_overflows = torch.zeros(1, dtype=torch.int32, device=device)
@@ -175,7 +175,7 @@ def make_call(
             x.zero_()
         return gradients, []
 
-    factor = dq_factor(options, do, v, k_second or k)
+    factor = dq_factor(options, do, v, k_second or k, None if sequences is None else sequences.cu_seqlens_q)
     gradients = Gradients(dq, dk, dv, *((dq_overflows, factor) if float16 else ()))
     tables = _tables(sequences, causal)
     o_tiles = shape.q_tiles if tables["o"] is None else len(tables["o"]) - 1
@@ -240,19 +240,6 @@ def preprocess_launch(
     by_tokens, by_head_dim = scales.view(torch.uint8)
     constants = options.p_offset, options.rule, options.delta == "dequantized_dO"
     return Launch(preprocess, arguments, constants), codes, {"do": by_tokens, "do_t": by_head_dim}
-
-
-def _options_of_packed(options: AttentionOptions, sequences: Jagged) -> AttentionOptions:
-    """FP32 sums where sequences share their queries.
-
-    Raises:
-        ValueError: a factor that would have to be found from all sequences.
-    """
-    if sequences.cu_seqlens_q is None:
-        return replace(options, dq_accumulate="float32")
-    if options.dq_accumulate == "float16" and options.dq_scale_log2 == "auto":
-        raise ValueError("options.dq_scale_log2 = 'auto'; allowed with packed sequences: a number")
-    return options
 
 
 def _tables(sequences: Jagged | None, causal: bool) -> dict[str, torch.Tensor | None]:
