@@ -22,10 +22,11 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from mxfp8fa.nn.backward import backward
 from mxfp8fa.nn.forward import Call, forward
-from mxfp8fa.nn.products import Visibility
+from mxfp8fa.nn.products import Visibility, without_autocast
 from mxfp8fa.numerics.operands import check_head_dim, check_softmax_scale
 from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.softmax import softmax_scale_log2
@@ -110,7 +111,8 @@ class _MXAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, compiled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        o, lse = _maybe_compiled(forward, compiled)(*(x.detach() for x in (q, k, v)), call)
+        with without_autocast(q):
+            o, lse = _maybe_compiled(forward, compiled)(*(x.detach() for x in (q, k, v)), call)
         o = o.to(_out_dtype(q, call))
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.call, ctx.compiled = call, compiled
@@ -118,9 +120,11 @@ class _MXAttention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, do: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
-        dq, dk, dv = _maybe_compiled(backward, ctx.compiled)(q, k, v, o, lse, do, ctx.call)
+        with without_autocast(q):
+            dq, dk, dv = _maybe_compiled(backward, ctx.compiled)(q, k, v, o, lse, do, ctx.call)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 

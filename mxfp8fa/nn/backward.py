@@ -68,7 +68,7 @@ def backward(
         dv_tiles[keys.start] = product(p_stored.mT, x.do_tokens.mT)
         dk_tiles[keys.start] = product(ds.mT, x.q_tokens.mT)
         dq.add(product(ds, x.k_tokens[..., keys, :].mT))
-    dk, dv = (_joined(tiles)[..., : k.shape[-2], :] for tiles in (dk_tiles, dv_tiles))
+    dk, dv = (_joined(tiles, x.k_d)[..., : k.shape[-2], :] for tiles in (dk_tiles, dv_tiles))
     dk, dv = (y.unflatten(1, (-1, call.group_size)).sum(2) if call.group_size > 1 else y for y in (dk, dv))
     scale = float32(call.softmax_scale)
     gradients = dq.total() * scale, dk * scale, dv
@@ -79,9 +79,9 @@ def backward(
     return dq_out, dk_out, dv_out
 
 
-def _joined(tiles: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Tiles by their first key, in the order of the keys."""
-    return torch.cat([tiles[start] for start in sorted(tiles)], dim=-2)
+def _joined(tiles: dict[int, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Tiles by their first key, in the order of the keys; no keys of the shape of `like` if there are none."""
+    return torch.cat([like[..., :0, :], *(tiles[start] for start in sorted(tiles))], dim=-2)
 
 
 def _gather(

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from mxfp8fa.nn.byte_model import Linear
+from mxfp8fa.nn.layer_numerics import Inputs
 from mxfp8fa.nn.module import MXAttention
-from mxfp8fa.nn.sequences import Sequences
 from mxfp8fa.numerics.formats import E4M3
 from mxfp8fa.numerics.options import AttentionOptions
 
@@ -75,8 +75,8 @@ class StaticScaleAttention(MXAttention):
         super().__init__(width, num_heads, **arguments)
         self.do_scale = 2.0**do_scale_log2
 
-    def _attend(self, h: torch.Tensor, sequences: Sequences | None) -> torch.Tensor:
-        o = super()._attend(h, sequences)
+    def _attend(self, inputs: Inputs) -> torch.Tensor:
+        o = super()._attend(inputs)
         if self.precision == "mxfp8" and o.requires_grad:
             o.register_hook(self._through_e4m3)
         return o

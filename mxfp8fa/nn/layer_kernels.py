@@ -2,7 +2,7 @@
 emulator.
 
     projection      `gemm_quantize`: the epilogue quantizes, Q, K and V leave as codes and scales
-    RoPE, k_mean    the projection writes BF16, torch turns or centres it, `quantize` follows
+    RoPE, k_mean    the projection writes BF16, torch turns or centres it, `quantize` follows; also where there is a bias
     QK-norm         the projection writes BF16, `rmsnorm_quantize` follows
     packed          every one of them, and attention, takes sequences of any lengths in one launch
 
@@ -26,7 +26,8 @@ from mxfp8fa.kernels.jagged import Jagged, host_may_look
 from mxfp8fa.kernels.operands import MXOperand, packed_shapes
 from mxfp8fa.kernels.supported import HEAD_DIMS, check_backward_options, check_forward_options
 from mxfp8fa.layouts import ATOM_BYTES, ATOM_ROWS
-from mxfp8fa.nn.layer_numerics import Layer, Weights, positions_of, project, project_backward
+from mxfp8fa.nn.layer_numerics import Inputs, Layer, Weights, attend_in_torch, positions_of, project, project_backward
+from mxfp8fa.nn.products import without_autocast
 from mxfp8fa.nn.sequences import Sequences, rotate
 from mxfp8fa.numerics.options import AttentionOptions
 
@@ -34,46 +35,48 @@ PROJECT, NORM, QUANTIZE = "project", "norm", "quantize"  # how one of Q, K and V
 Axes = tuple[int, ...]
 
 
-def attend_in_kernels(h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None) -> torch.Tensor:
+def attend_in_kernels(inputs: Inputs, weights: Weights, layer: Layer) -> torch.Tensor:
     """O (..., Hq, D) in BF16: see `layer_numerics.attend_in_torch`.
 
     Raises:
         ValueError: a head_dim, options or a device that the kernels do not take; nothing has been compiled then.
     """
+    h, context, sequences = inputs.h, inputs.context, inputs.sequences
     if layer.head_dim not in HEAD_DIMS:
         raise ValueError(
             f"head_dim = {layer.head_dim} is not supported by the kernels; allowed: {' and '.join(map(str, HEAD_DIMS))}, or "
             "backend='torch'"
         )
-    if h.shape[-1] % 32:
-        raise ValueError(f"width = {h.shape[-1]}; the quantizing projection takes multiples of 32; or backend='torch'")
+    for x in (h, context):
+        if x.shape[-1] % 32:
+            raise ValueError(f"width = {x.shape[-1]}; the quantizing projection takes multiples of 32; or backend='torch'")
     check_forward_options(layer.options)
-    if torch.is_grad_enabled() and (h.requires_grad or weights.q.requires_grad):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (h, context, weights.q, weights.k, weights.v)):
         check_backward_options(layer.options)
     target_of(h.device)
     require_toolchain()
-    if h.shape[:-1].numel() == 0:
-        return project(h, weights.q).unflatten(-1, (-1, layer.head_dim))
-    sources, factors, ways = zip(*(_source(h, weights, layer, sequences, n) for n in ("q", "k", "v")), strict=True)
+    if h.shape[:-1].numel() == 0 or context.shape[:-1].numel() == 0:
+        return attend_in_torch(inputs, weights, layer, "mxfp8")  # nothing to launch a kernel for
+    sources, factors, ways = zip(*(_source(inputs, weights, layer, n) for n in ("q", "k", "v")), strict=True)
     options = replace(layer.options, k_mean=False)
+    lengths = (None if each is None else each.cu_seqlens for each in (sequences, inputs.sequences_k))
     o, _, _ = layer_forward(
-        *sources, *factors, None if sequences is None else sequences.cu_seqlens, ",".join(ways), layer.head_dim, layer.eps,
-        layer.softmax_scale, layer.causal, options.text,
+        *sources, *factors, *lengths, ",".join(ways), layer.head_dim, layer.eps, layer.softmax_scale, layer.causal,
+        options.text,
     )  # fmt: skip
     return o
 
 
-def _source(
-    h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None, name: str
-) -> tuple[torch.Tensor, torch.Tensor | None, str]:
+def _source(inputs: Inputs, weights: Weights, layer: Layer, name: str) -> tuple[torch.Tensor, torch.Tensor | None, str]:
     """What a producer reads, its weight, and which producer it is."""
+    h, sequences = (inputs.h, inputs.sequences) if name == "q" else (inputs.context, inputs.sequences_k)
     weight: torch.Tensor = getattr(weights, name)
-    norm = getattr(weights, f"{name}_norm", None)
+    bias, norm = (getattr(weights, name + kind, None) for kind in ("_bias", "_norm"))
     turned = name != "v" and layer.rope_base is not None
     centred = name == "k" and layer.options.k_mean
-    if norm is None and not turned and not centred:
+    if bias is None and norm is None and not turned and not centred:
         return h, weight, PROJECT
-    x = project(h, weight).unflatten(-1, (-1, layer.head_dim))
+    x = project(h, weight, bias).unflatten(-1, (-1, layer.head_dim))
     if norm is not None and not turned and not centred:
         return x, norm, NORM
     if norm is not None:
@@ -107,11 +110,13 @@ def _axes(options: AttentionOptions, causal: bool, packed: bool) -> list[list[Ax
     return [qk, qk, [v] if v == grad_v else [v, grad_v]]
 
 
-def _jagged(cu_seqlens: torch.Tensor | None, x: torch.Tensor) -> Jagged | None:
-    """The sequences of a call of attention on itself."""
-    if cu_seqlens is None:
+def _jagged(
+    cu_seqlens: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor
+) -> Jagged | None:
+    """The sequences of a call; q and k have their tokens along axis 0."""
+    if cu_seqlens is None or cu_seqlens_k is None:
         return None
-    return Jagged(cu_seqlens, cu_seqlens, len(x), len(x), exact=host_may_look(x.device))
+    return Jagged(cu_seqlens, cu_seqlens_k, len(q), len(k), exact=host_may_look(q.device))
 
 
 @torch.library.custom_op("mxfp8fa::layer_forward", mutates_args=())
@@ -123,6 +128,7 @@ def layer_forward(
     k_factor: torch.Tensor | None,
     v_factor: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
     ways: str,
     head_dim: int,
     eps: float,
@@ -132,15 +138,16 @@ def layer_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """O (B, S, Hq, D) BF16, lse, and the payloads: codes and packed scales of Q, K and V, one after another.
 
-    With cu_seqlens tokens are packed, (T, Hq, D).
+    With cu_seqlens tokens are packed, (T, Hq, D), and those of K and V by cu_seqlens_k.
     """
     from mxfp8fa.kernels.forward import forward
 
     chosen, payloads = options_from(options), []
-    kinds = _axes(chosen, causal, cu_seqlens is not None)
-    for x, factor, way, axes in zip((q, k, v), (q_factor, k_factor, v_factor), ways.split(","), kinds, strict=True):
-        payloads.append(_produce(x, factor, way, axes, head_dim, eps, chosen.rule, cu_seqlens))
-    operands, sequences = [made[0] for made in payloads], _jagged(cu_seqlens, q)
+    kinds, lengths = _axes(chosen, causal, cu_seqlens is not None), (cu_seqlens, cu_seqlens_k, cu_seqlens_k)
+    made_of = zip((q, k, v), (q_factor, k_factor, v_factor), ways.split(","), kinds, lengths, strict=True)
+    for x, factor, way, axes, each in made_of:
+        payloads.append(_produce(x, factor, way, axes, head_dim, eps, chosen.rule, each))
+    operands, sequences = [made[0] for made in payloads], _jagged(cu_seqlens, cu_seqlens_k, q, k)
     with announced(_call(operands, softmax_scale, causal, chosen, sequences)):
         o, lse = forward(
             *operands, softmax_scale=softmax_scale, causal=causal, options=chosen, out_dtype=torch.bfloat16,
@@ -185,16 +192,16 @@ def _names(axes: Axes, rank: int) -> list[str]:
 
 
 def _operands(
-    parts: Sequence[torch.Tensor], axes: list[list[Axes]], cu_seqlens: torch.Tensor | None
+    parts: Sequence[torch.Tensor], axes: list[list[Axes]], cu_seqlens: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None
 ) -> list[list[MXOperand]]:
     """The inverse of `_parts`, for all three."""
     rest, found = list(parts), []
-    for kinds in axes:
+    for kinds, lengths in zip(axes, (cu_seqlens, cu_seqlens_k, cu_seqlens_k), strict=True):
         made = []
         for each in kinds:
             codes = rest.pop(0)
             scales = {rows: rest.pop(0) for rows in _names(each, codes.ndim)}
-            made.append(MXOperand(codes, scales, each, cu_seqlens=cu_seqlens))
+            made.append(MXOperand(codes, scales, each, cu_seqlens=lengths))
         found.append(made)
     return found
 
@@ -202,8 +209,8 @@ def _operands(
 @layer_forward.register_fake
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_factor: torch.Tensor | None, k_factor: torch.Tensor | None,
-    v_factor: torch.Tensor | None, cu_seqlens: torch.Tensor | None, ways: str, head_dim: int, eps: float,
-    softmax_scale: float, causal: bool, options: str,
+    v_factor: torch.Tensor | None, cu_seqlens: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None, ways: str,
+    head_dim: int, eps: float, softmax_scale: float, causal: bool, options: str,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     """Shapes of the results."""
     packed, shapes = cu_seqlens is not None, []
@@ -237,6 +244,7 @@ def layer_backward(
     lse: torch.Tensor,
     payloads: Sequence[torch.Tensor],
     cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
     softmax_scale: float,
     causal: bool,
     options: str,
@@ -245,8 +253,8 @@ def layer_backward(
     from mxfp8fa.kernels.backward import backward
 
     chosen = options_from(options)
-    q, k, v = _operands(payloads, _axes(chosen, causal, cu_seqlens is not None), cu_seqlens)
-    sequences = _jagged(cu_seqlens, o)
+    q, k, v = _operands(payloads, _axes(chosen, causal, cu_seqlens is not None), cu_seqlens, cu_seqlens_k)
+    sequences = _jagged(cu_seqlens, cu_seqlens_k, o, k[0].codes)
     packed: dict[str, Any] = {} if sequences is None else {"sequences": sequences}
     q_second, k_second = (q[1], k[1]) if len(q) > 1 else (None, None)
     with announced(_call([q[0], k[0], v[0]], softmax_scale, causal, chosen, sequences), backward=True):
@@ -260,7 +268,7 @@ def layer_backward(
 @layer_backward.register_fake
 def _(
     do: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, payloads: Sequence[torch.Tensor],
-    cu_seqlens: torch.Tensor | None, softmax_scale: float, causal: bool, options: str,
+    cu_seqlens: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None, softmax_scale: float, causal: bool, options: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Shapes of the results."""
     place, found = 0, []
@@ -272,26 +280,27 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    tensors, (cu_seqlens, ways, _, eps, *rest) = inputs[:6], inputs[6:]
+    tensors, (cu_seqlens, cu_seqlens_k, ways, _, eps, *rest) = inputs[:6], inputs[6:]
     o, lse, payloads = output
-    ctx.save_for_backward(*tensors, o, lse, cu_seqlens, *payloads)
+    ctx.save_for_backward(*tensors, o, lse, cu_seqlens, cu_seqlens_k, *payloads)
     ctx.ways, ctx.eps, ctx.arguments = ways.split(","), eps, rest
 
 
 def _gradient(ctx: Any, do: torch.Tensor, _dlse: torch.Tensor, _dpayloads: Any) -> tuple[Any, ...]:
-    *tensors, o, lse, cu_seqlens = ctx.saved_tensors[:9]
-    gradients = layer_backward(do, o, lse, ctx.saved_tensors[9:], cu_seqlens, *ctx.arguments)
+    *tensors, o, lse, cu_seqlens, cu_seqlens_k = ctx.saved_tensors[:10]
+    gradients = layer_backward(do, o, lse, ctx.saved_tensors[10:], cu_seqlens, cu_seqlens_k, *ctx.arguments)
     sources, factors = [], []
     for x, factor, way, dy in zip(tensors[:3], tensors[3:], ctx.ways, gradients, strict=True):
         if way == PROJECT:
-            found = project_backward(dy.flatten(-2), x, factor)
+            with without_autocast(dy):
+                found = project_backward(dy.flatten(-2), x, factor)
         elif way == NORM:
             found = _norm_backward(dy.float(), x.float(), factor, ctx.eps)
         else:
             found = (dy, None)
         sources.append(found[0].to(x.dtype))
         factors.append(found[1])
-    return *sources, *factors, *[None] * 7
+    return *sources, *factors, *[None] * 8
 
 
 def _norm_backward(

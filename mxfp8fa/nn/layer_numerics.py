@@ -1,7 +1,7 @@
 """From normalized hidden states to O in torch, on any device: in BF16, in float32, or by the MXFP8 numerics.
 
 Q, K and V are rounded where the kernels round: a projection whose epilogue quantizes leaves float32 accumulators, one that is
-followed by RoPE or QK-norm writes BF16.
+followed by RoPE or QK-norm, or that adds a bias, writes BF16.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from mxfp8fa.nn.attention import mx_attention
+from mxfp8fa.nn.products import without_autocast
 from mxfp8fa.nn.sequences import Sequences, rotate
 from mxfp8fa.numerics.options import AttentionOptions
 
@@ -51,6 +53,7 @@ class Weights:
         q: (Hq * D, width).
         k: (Hkv * D, width).
         v: likewise.
+        q_bias: (Hq * D,) or None; k_bias and v_bias likewise.
         q_norm: (D,) of the norm of every head of Q, or None.
         k_norm: likewise, for K.
     """
@@ -58,8 +61,28 @@ class Weights:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    q_bias: torch.Tensor | None
+    k_bias: torch.Tensor | None
+    v_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What queries and what keys and values are made of.
+
+    Attributes:
+        h: (B, Sq, width) or (Tq, width) BF16, normalized.
+        context: (B, Sk, context_width) or (Tk, context_width) BF16; h itself where attention is on itself.
+        sequences: of packed h, else None.
+        sequences_k: of packed context, else None.
+    """
+
+    h: torch.Tensor
+    context: torch.Tensor
+    sequences: Sequences | None
+    sequences_k: Sequences | None
 
 
 def positions_of(h: torch.Tensor, sequences: Sequences | None) -> torch.Tensor:
@@ -67,72 +90,68 @@ def positions_of(h: torch.Tensor, sequences: Sequences | None) -> torch.Tensor:
     return torch.arange(h.shape[-2], device=h.device) if sequences is None else sequences.positions()
 
 
-def attend_in_torch(
-    h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None, precision: Precision
-) -> torch.Tensor:
+def attend_in_torch(inputs: Inputs, weights: Weights, layer: Layer, precision: Precision) -> torch.Tensor:
     """O (..., Hq, D) in BF16.
 
     Args:
-        h: (B, S, width) or (T, width) BF16.
+        inputs: hidden states.
         weights: of the heads.
         layer: the rest.
-        sequences: of packed tokens, else None.
         precision: of the attention.
     """
-    q, k, v = heads(h, weights, layer, sequences, project if precision == "bf16" else project_float32)
+    q, k, v = heads(inputs, weights, layer, project if precision == "bf16" else project_float32)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     q, k, v = (x.to(dtype) for x in (q, k, v))
-    if sequences is not None:
-        q, k, v = (sequences.pad(x) for x in (q, k, v))
-    o = _numerics(q, k, v, layer, sequences) if precision == "mxfp8" else _exact(q, k, v, layer, sequences)
-    return (o if sequences is None else sequences.unpad(o)).bfloat16()
+    if inputs.sequences is not None and inputs.sequences_k is not None:
+        q, k, v = inputs.sequences.pad(q), inputs.sequences_k.pad(k), inputs.sequences_k.pad(v)
+    o = (_numerics if precision == "mxfp8" else _exact)(q, k, v, layer, inputs)
+    return (o if inputs.sequences is None else inputs.sequences.unpad(o)).bfloat16()
 
 
 def heads(
-    h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None,
-    epilogue: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    inputs: Inputs, weights: Weights, layer: Layer, epilogue: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Q, K and V (..., H, D) as attention is to quantize them; what nothing follows is made by `epilogue`."""
-    q, k = (_query_or_key(h, weights, layer, sequences, name, epilogue) for name in ("q", "k"))
-    return q, k, epilogue(h, weights.v).unflatten(-1, (-1, layer.head_dim))
+    q, k, v = (_head(inputs, weights, layer, name, epilogue) for name in ("q", "k", "v"))
+    return q, k, v
 
 
-def _query_or_key(
-    h: torch.Tensor, weights: Weights, layer: Layer, sequences: Sequences | None, name: str,
+def _head(
+    inputs: Inputs, weights: Weights, layer: Layer, name: str,
     epilogue: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:  # fmt: skip
-    """Q or K (..., H, D), before attention rounds it."""
-    weight, norm = (weights.q, weights.q_norm) if name == "q" else (weights.k, weights.k_norm)
+    """Q, K or V (..., H, D), before attention rounds it."""
+    h, sequences = (inputs.h, inputs.sequences) if name == "q" else (inputs.context, inputs.sequences_k)
+    weight, bias, norm = (getattr(weights, name + kind, None) for kind in ("", "_bias", "_norm"))
+    assert weight is not None
+    turned = name != "v" and layer.rope_base is not None
     centred = name == "k" and layer.options.k_mean
-    if norm is None and layer.rope_base is None and not centred:
+    if bias is None and norm is None and not turned and not centred:
         return epilogue(h, weight).unflatten(-1, (-1, layer.head_dim))
-    x = project(h, weight).unflatten(-1, (-1, layer.head_dim))
+    x = project(h, weight, bias).unflatten(-1, (-1, layer.head_dim))
     if norm is not None:
         x = functional.rms_norm(x.float(), (layer.head_dim,), norm.float(), layer.eps)
-    if layer.rope_base is not None:
+    if turned:
+        assert layer.rope_base is not None
         x = rotate(x, positions_of(h, sequences), layer.rope_base).bfloat16()
     return x
 
 
-def _numerics(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, sequences: Sequences | None
-) -> torch.Tensor:
+def _numerics(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, inputs: Inputs) -> torch.Tensor:
     """MXFP8 attention of float32 (B, S, H, D) tensors."""
     options = layer.options
     if options.out_dtype == "auto":
         options = replace(options, out_dtype="bfloat16")
-    lengths = None if sequences is None else sequences.lengths
+    lengths_q, lengths_k = (None if s is None else s.lengths for s in (inputs.sequences, inputs.sequences_k))
     return mx_attention(
-        q, k, v, softmax_scale=layer.softmax_scale, causal=layer.causal, lengths_q=lengths, lengths_k=lengths,
+        q, k, v, softmax_scale=layer.softmax_scale, causal=layer.causal, lengths_q=lengths_q, lengths_k=lengths_k,
         options=options, compiled=layer.compiled,
     )  # fmt: skip
 
 
-def _exact(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, sequences: Sequences | None
-) -> torch.Tensor:
+def _exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, inputs: Inputs) -> torch.Tensor:
     """torch's attention of (B, S, H, D) tensors, in their dtype."""
-    mask = None
+    mask, sequences = None, inputs.sequences_k
     if sequences is not None and not layer.causal:  # under a causal mask no token sees the padding after it
         key = torch.arange(sequences.max_seqlen, device=q.device)
         mask = (key < sequences.lengths.clamp(min=1)[:, None])[:, None, None]
@@ -143,9 +162,9 @@ def _exact(
     return o.transpose(1, 2)
 
 
-def project(h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """H weight^T, rounded to BF16."""
-    return functional.linear(h, weight)
+def project(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """H weight^T + bias, rounded to BF16."""
+    return functional.linear(h, weight, bias)
 
 
 def project_float32(h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -164,8 +183,10 @@ class _ProjectFloat32(torch.autograd.Function):
         return rows.unflatten(1, h.shape[:-1])[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return project_backward(dy, *ctx.saved_tensors)
+        with without_autocast(dy):
+            return project_backward(dy, *ctx.saved_tensors)
 
 
 def project_backward(dy: torch.Tensor, h: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

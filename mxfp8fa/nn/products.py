@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+
+def without_autocast(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """`torch.autocast` off on the device of x: it would round float32 operands of products, and turn BF16 ones into FP16."""
+    return torch.autocast(x.device.type, enabled=False) if x.device.type in ("cpu", "cuda") else nullcontext()
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,13 @@
 """MXAttention: the plain module with its weights, one switch, gradients, packed sequences, the kernels, and what it refuses."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from mxfp8fa.nn import MXAttention, mx_attention, set_precision
 from mxfp8fa.numerics import AttentionOptions, sqnr_db
@@ -15,6 +19,8 @@ KINDS = {
     "qk_norm": {"qk_norm": True},
     "both": {"qk_norm": True, "rope_base": 1e4, "causal": True},
     "a head in bf16": {"bf16_heads": (1,), "causal": True},
+    "bias": {"bias": True, "qk_norm": True},
+    "qkv bias": {"bias": "qkv", "rope_base": 1e4, "causal": True, "bf16_heads": (0,)},
     "k_mean, direct": {"options": AttentionOptions(k_mean=True, exp="direct", row_sum="rounded")},
 }
 
@@ -22,21 +28,20 @@ KINDS = {
 class Plain(nn.Module):
     """What one writes without this package."""
 
-    def __init__(self, width, heads, heads_kv, head_dim):
+    def __init__(self, width, heads, heads_kv, head_dim, bias=False, width_kv=None):
         super().__init__()
         self.shape = heads, heads_kv, head_dim
         self.norm = nn.RMSNorm(width, eps=1e-6)
-        self.q_proj = nn.Linear(width, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(width, heads_kv * head_dim, bias=False)
-        self.v_proj = nn.Linear(width, heads_kv * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+        self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(width_kv or width, heads_kv * head_dim, bias=bias)
+        self.v_proj = nn.Linear(width_kv or width, heads_kv * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=bias)
 
-    def forward(self, x):
+    def forward(self, x, context=None):
         h = self.norm(x)
-        q, k, v = (
-            p(h).unflatten(-1, (-1, self.shape[2])).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        o = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        pairs = (self.q_proj, h), *((p, h if context is None else context) for p in (self.k_proj, self.v_proj))
+        q, k, v = (p(y).unflatten(-1, (-1, self.shape[2])).transpose(1, 2) for p, y in pairs)
+        o = functional.scaled_dot_product_attention(q, k, v, is_causal=context is None, enable_gqa=True)
         return self.o_proj(o.transpose(1, 2).flatten(-2))
 
 
@@ -71,17 +76,131 @@ def test_signal_against_exact_attention(kind):
         found[precision] = results(module, x)
     for bf16, mxfp8, exact in zip(found["bf16"], found["mxfp8"], found["float32"], strict=True):
         assert sqnr_db(bf16.numpy(), exact.numpy()) > 36
-        assert 19 < sqnr_db(mxfp8.numpy(), exact.numpy()) < 48
+        if not torch.equal(mxfp8, exact):  # as of the output projection's bias, which attention has no part in
+            assert 19 < sqnr_db(mxfp8.numpy(), exact.numpy()) < 48
 
 
-def test_the_plain_module_s_weights_and_result():
+@pytest.mark.parametrize(("bias", "width_kv"), [(False, None), (True, None), (False, 96), (True, 96)])
+def test_the_plain_module_s_weights_and_result(bias, width_kv):
+    """With a context keys and values come from it. The bias of K is a constant that no softmax sees: its gradient is 0."""
     torch.manual_seed(0)
-    plain, module, x = Plain(64, 4, 2, 32), layer(causal=True), hidden(2, 40, 64)
+    plain = Plain(64, 4, 2, 32, bias, width_kv)
+    module = layer(causal=width_kv is None, bias=bias, context_width=width_kv)
     module.load_state_dict(plain.state_dict())
     plain.load_state_dict(module.state_dict())
-    module.precision = "float32"
-    for found, expected in zip(results(module, x), results(plain, x), strict=True):
-        assert sqnr_db(found.numpy(), expected.numpy()) > 40  # BF16 products against float32 ones
+    x, context = hidden(2, 40, 64), {} if width_kv is None else {"context": hidden(2, 70, width_kv)}
+    exact = results(plain, x, **context)
+    names = ["y", "x", *(name for name, _ in module.named_parameters())]
+    for precision, least in (("float32", 40), ("mxfp8", 19)):  # BF16 products against float32 ones
+        module.precision = precision
+        for name, found, expected in zip(names, results(module, x, **context), exact, strict=True):
+            if name == "k_proj.bias":
+                assert found.norm() < 0.2 * exact[names.index("q_proj.bias")].norm()
+            else:
+                assert sqnr_db(found.numpy(), expected.numpy()) > least, name
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
+def test_packed_contexts_are_the_contexts_one_by_one(precision):
+    """Empty sequences, empty contexts, and a context longer than its sequence: O is 0 where there are no keys."""
+    module = layer(context_width=96, precision=precision, bias=True, qk_norm=True)
+    lengths, lengths_context = [20, 0, 3, 9], [65, 4, 31, 0]
+    x, context = hidden(32, 64), hidden(100, 96).requires_grad_()
+    ends = [torch.tensor([0, *torch.tensor(n).cumsum(0).tolist()]) for n in (lengths, lengths_context)]
+    whole = results(module, x, ends[0], context=context, cu_seqlens_context=ends[1], max_seqlen_context=80)
+    dcontext, context.grad = context.grad, None
+    parts = []
+    for part, of in zip(x.split(lengths), context.split(lengths_context), strict=True):
+        parts.append(results(module, part[None], context=of[None]))
+    assert sqnr_db(context.grad.numpy(), dcontext.numpy()) > 35
+    for i, found in enumerate(whole):
+        each = [part[i] for part in parts]
+        joined = torch.cat(each, 1)[0] if i < 2 else torch.stack(each).sum(0)
+        assert sqnr_db(found.numpy(), joined.numpy()) > 35
+    assert torch.equal(whole[0][-9:], module.o_proj.bias.bfloat16().float().expand(9, -1))
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0,)])
+def test_no_tokens(shape, precision):
+    """Nothing comes out, and every weight gets a gradient of zeros."""
+    module, x = layer(precision=precision, qk_norm=True, rope_base=1e4), torch.zeros(*shape, 64, requires_grad=True)
+    y = module(x, *([torch.tensor([0, 0])] if len(shape) == 1 else []))
+    y.sum().backward()
+    assert y.shape == x.grad.shape == x.shape
+    assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16", "float32"])
+def test_no_keys(precision):
+    """Tokens with an empty context: O = 0."""
+    module, x = layer(context_width=32, precision=precision), hidden(1, 3, 64)
+    context = torch.zeros(1, 0, 32, requires_grad=True)
+    y = module(x, context=context)
+    y.sum().backward()
+    assert not y.any() and context.grad.shape == context.shape
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias"])
+def test_autocast_changes_nothing(kind):
+    """Products round as they say, whatever torch.autocast would have them do; in BF16 also a backward called inside."""
+    module, x = layer(**KINDS[kind]), hidden(1, 40, 64)
+    expected = results(module, x)
+    for dtype in (torch.bfloat16, torch.float16):
+        module.zero_grad()
+        with torch.autocast("cpu", dtype=dtype):
+            y = module(x)
+        (y * torch.linspace(-1, 1, 64)).sum().backward()
+        assert y.dtype == torch.float32 and torch.equal(y, expected[0])
+        for parameter, gradient in zip(module.parameters(), expected[2:], strict=True):
+            assert torch.equal(parameter.grad, gradient)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(torch.equal(a, b) for a, b in zip(results(module, x), expected, strict=True))
+
+
+def test_copies_and_files(tmp_path):
+    module, x = layer(**KINDS["qkv bias"], options=AttentionOptions(k_mean=True)), hidden(1, 40, 64)
+    expected = module(x)
+    torch.save(module, tmp_path / "layer.pt")
+    copies = copy.deepcopy(module), pickle.loads(pickle.dumps(module)), torch.load(tmp_path / "layer.pt", weights_only=False)
+    for other in copies:
+        assert torch.equal(other(x), expected) and repr(other) == repr(module)
+        other.precision = "bf16"
+    assert module.precision == "mxfp8"
+
+
+def test_modes_and_moves():
+    """Nothing depends on train or eval, on gradients being wanted, or on strides; weights go where .to says."""
+    module, x = layer(causal=True, bias=True), hidden(2, 40, 64)
+    expected = module(x)
+    with torch.inference_mode():
+        assert torch.equal(module.eval()(x), expected) and not module.training
+    assert torch.equal(module.train()(x.transpose(0, 1).contiguous().transpose(0, 1)), expected)
+    again = checkpoint(module, x.clone().requires_grad_(), use_reentrant=False)
+    assert torch.equal(again, expected) and again.grad_fn is not None
+    assert all(p.is_meta for p in module.to("meta").parameters())
+    assert module(torch.zeros(3, 7, 64, device="meta")).shape == (3, 7, 64)
+    half = layer(causal=True, bias=True).half()
+    assert half(x.clamp(-9, 9).half()).dtype == torch.float16
+
+
+def test_frozen_weights_and_a_frozen_input():
+    """As in tuning only a part: what wants no gradient gets none, the others are as they were."""
+    module, x = layer(), hidden(1, 40, 64)
+    module(x).sum().backward()
+    expected = module.v_proj.weight.grad.clone()
+    for parameter in (p for name, p in module.named_parameters() if name != "v_proj.weight"):
+        parameter.requires_grad_(False).grad = None
+    module.v_proj.weight.grad = None
+    module(x).sum().backward()
+    assert torch.equal(module.v_proj.weight.grad, expected) and module.q_proj.weight.grad is None
+
+
+def test_a_second_derivative_is_refused():
+    module, x = layer(), hidden(1, 4, 64).requires_grad_()
+    (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,15 +248,16 @@ def test_all_heads_in_bf16_is_the_bf16_twin():
     assert torch.equal(layer(bf16_heads=(0, 1))(x), layer(precision="bf16")(x))
 
 
-@pytest.mark.parametrize("options", [{"rope_base": 1e4}, {"bf16_heads": (1,)}], ids=str)
-def test_compiled_as_one_graph(options):
+def test_compiled_as_one_graph():
     """By the tracer of torch.compile, without its C++ compiler: what it traces is what runs."""
-    module, x = layer(causal=True, **options), hidden(1, 40, 64)
+    torch._dynamo.reset()  # it stops after eight compilations of one function, and other tests compile this one
+    module, x = layer(causal=True, rope_base=1e4, bf16_heads=(1,), bias=True), hidden(1, 40, 64)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     for found, expected in zip(results(compiled, x), results(module, x), strict=True):
         assert sqnr_db(found.numpy(), expected.numpy()) > 60
     packed = torch.tensor([0, 10, 40])
-    assert sqnr_db(compiled(x[0], packed, max_seqlen=30).detach().numpy(), module(x[0], packed).detach().numpy()) > 60
+    with torch.no_grad():
+        assert sqnr_db(compiled(x[0], packed, max_seqlen=30).numpy(), module(x[0], packed).numpy()) > 60
 
 
 def test_dtypes_and_devices():
@@ -146,6 +266,7 @@ def test_dtypes_and_devices():
         assert y.dtype == dtype and y.isfinite().all()
     assert layer(device="meta").q_proj.weight.is_meta
     assert "4 heads over 2 key heads of 32, precision='mxfp8'" in repr(layer())
+    assert "of 32, keys and values of a context of width 96, precision='bf16'" in repr(layer(context_width=96, precision="bf16"))
 
 
 @pytest.mark.parametrize(
@@ -160,6 +281,11 @@ def test_dtypes_and_devices():
         ({"backend": "cudnn"}, "backend = 'cudnn'; allowed: 'auto', 'kernels', 'torch'"),
         ({"options": "exact"}, "options is a str; allowed: AttentionOptions or None"),
         ({"rope_base": 0.5}, "rope_base = 0.5; allowed"),
+        ({"bias": "q"}, "bias = 'q'; allowed: False, True, 'qkv'"),
+        ({"dropout": 0.1}, "dropout = 0.1; allowed: 0, MXFP8 attention drops no probabilities"),
+        ({"context_width": 0}, "context_width = 0; allowed: a positive integer, or None"),
+        ({"context_width": 64, "causal": True}, "context_width = 64 with causal = True .*; allowed: neither"),
+        ({"context_width": 64, "rope_base": 1e4}, "rope_base = 10000.0; allowed: neither"),
     ],
 )
 def test_refuses_in_the_constructor(arguments, message):
@@ -179,8 +305,28 @@ def test_refuses_in_the_constructor(arguments, message):
         (torch.zeros(4, 64), torch.tensor([0.0, 4.0]), {}, r"cu_seqlens is torch.float32"),
         (torch.zeros(4, 64), torch.tensor([0, 4]), {"max_seqlen": 0}, "max_seqlen = 0; allowed"),
         (torch.zeros(1, 4, 64, device="meta"), None, {}, "x is on meta, weights on cpu; allowed: one device"),
+        (torch.zeros(1, 4, 64), None, {"attn_mask": torch.ones(4, 4)}, "attn_mask is given; allowed: None. causal=True hides"),
+        (torch.zeros(1, 4, 64), None, {"context": torch.zeros(1, 4, 64)}, "a layer without context_width; allowed: none"),
     ],
 )
 def test_refuses_in_the_call(x, cu_seqlens, options, message):
     with pytest.raises(ValueError, match=message):
         layer()(x, cu_seqlens, **options)
+
+
+@pytest.mark.parametrize(
+    ("x", "arguments", "message"),
+    [
+        (torch.zeros(1, 4, 64), {}, r"context is None; allowed: \(B, Sk, 96\), context_width says so"),
+        (torch.zeros(1, 4, 64), {"context": torch.zeros(1, 4, 64)}, r"context is \(1, 4, 64\); allowed: \(B, S, 96\)"),
+        (torch.zeros(1, 4, 64), {"context": torch.zeros(2, 4, 96)}, "1 sequences with 2 contexts; allowed: one for each"),
+        (torch.zeros(1, 4, 64), {"context": torch.zeros(4, 96), "cu_seqlens_context": torch.tensor([0, 4])}, "both or neither"),
+        (torch.zeros(4, 64), {"context": torch.zeros(1, 4, 96), "cu_seqlens": torch.tensor([0, 4])}, "both or neither"),
+        (torch.zeros(4, 64), {"context": torch.zeros(4, 96), "cu_seqlens": torch.tensor([0, 4]),
+                              "cu_seqlens_context": torch.tensor([0, 1, 4])}, "1 sequences with 2 contexts"),
+        (torch.zeros(1, 4, 64), {"context": torch.zeros(1, 4, 96).long()}, "context is torch.int64; allowed: float32"),
+    ],
+)  # fmt: skip
+def test_refuses_a_context(x, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        layer(context_width=96)(x, **arguments)
