@@ -31,7 +31,7 @@ ABOUT = {
     "backward": "our MXFP8 attention, main kernel of the backward (`mxfp8fa.kernels.backward`, d = 64, not causal), 500 queries x "
     "100 keys: four tiles of queries, so that every ring comes around",
     "jagged": "our MXFP8 attention, forward, on packed sequences (d = 64, not causal): 130, 20, 0 and 40 queries x 200, 0, 30 and "
-    "70 keys, three heads, all in one persistent CTA",
+    "70 keys, three heads, all in one persistent CTA, and then one head of one sequence, 130 x 40",
     "jagged-backward": "our MXFP8 attention, main kernel of the backward, on packed sequences (d = 64, not causal): 400, 0, 20 and "
     "130 queries x 70, 5, 0 and 30 keys, a CTA for every tile of keys",
     "step6": "our attention loop (`mxfp8fa.kernels.steps.step6_kv_loop`), MXFP8, 128 queries x 600 keys, d = 64",

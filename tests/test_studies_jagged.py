@@ -74,5 +74,6 @@ def test_what_the_tails_title_says():
     for speed in data.speeds:
         low, high = speed.petaflops
         assert 0 < low < high < speed.published
+    assert round(100 * data.backward_ends.mean() / data.backward_ends.max()) >= 99
     jagged, uniform = data.speeds[:2]
     assert jagged.petaflops[0] / uniform.petaflops[0] == pytest.approx(2.54 / 2.59, abs=0.01)

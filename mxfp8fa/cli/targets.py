@@ -160,29 +160,36 @@ def _forward_call(num_heads: int, keys: int) -> tuple[Any, tuple[Any, ...]]:
 def jagged() -> Target:
     """The forward kernel on packed sequences, one CTA: two tiles of keys, no keys, no queries, one tile of each.
 
-    Three heads make nine tiles of keys, so that every stage of the rings of four is waited for.
+    Three heads make nine tiles of keys, so that every stage of the rings of four is waited for; scores of the second tile are
+    much larger, so that O is rescaled. And again on one short sequence, as for `forward`.
     """
+    from mxfp8fa.kernels.forward.names import names
+
+    (compiled, args), (_, short) = _jagged_call(3, (130, 20, 0, 40), (200, 0, 30, 70)), _jagged_call(1, (0, 130), (0, 40))
+    return Target(compiled, args, names(64), {"wait_ld": "required"}, more=(short,))
+
+
+def _jagged_call(num_heads: int, queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Any, tuple[Any, ...]]:
     import numpy as np
     import torch
 
     from mxfp8fa.kernels import MXOperand
     from mxfp8fa.kernels.forward import forward_arguments
-    from mxfp8fa.kernels.forward.names import names
     from mxfp8fa.kernels.jagged import Jagged
     from mxfp8fa.numerics import quantize
 
     rng = np.random.default_rng(0)
-    cu = [np.cumsum((0, *lengths), dtype=np.int32) for lengths in ((130, 20, 0, 40), (200, 0, 30, 70))]
+    cu = [np.cumsum((0, *lengths), dtype=np.int32) for lengths in (queries, keys)]
+    arrays = [rng.standard_normal((c[-1], num_heads, 64)).astype(np.float32) for c in (cu[0], cu[1], cu[1])]
+    arrays[1][:128] *= 8
     q, k, v = (
-        MXOperand.from_mx_tensor(
-            quantize(rng.standard_normal((c[-1], 3, 64)).astype(np.float32), axes=axis, tail="partial", cu_seqlens=c)
-        )
-        for c, axis in ((cu[0], 2), (cu[1], 2), (cu[1], 0))
+        MXOperand.from_mx_tensor(quantize(x, axes=axis, tail="partial", cu_seqlens=c))
+        for x, c, axis in zip(arrays, (cu[0], cu[1], cu[1]), (2, 2, 0), strict=True)
     )
     cu_q, cu_k = map(torch.from_numpy, cu)
     sequences = Jagged(cu_q, cu_k, int(cu_q[-1]), int(cu_k[-1]), exact=True)
     compiled, args, _ = forward_arguments(q, k, v, softmax_scale=0.125, sequences=sequences, ctas=1)
-    return Target(compiled, args, names(64), {"wait_ld": "required"})
+    return compiled, args
 
 
 def backward() -> Target:

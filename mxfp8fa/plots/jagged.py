@@ -74,9 +74,12 @@ def fig_jagged_tail(data: JaggedTail, *, ax: Any = None) -> Figure:
     """When each SM ends by order of work, and speeds beside the published ones. Two axes."""
     left, right = axes = style.panels(2, ax, size=(10.5, 4.4))
     for (order, ends), color in zip(data.ends.items(), (style.VERMILION, style.ORANGE, style.BLUE), strict=True):
-        left.step(np.arange(1, len(ends) + 1), ends / 1e6, where="mid", color=color, label=order)
+        left.step(np.arange(1, len(ends) + 1), ends / ends.mean(), where="mid", color=color, label=f"forward, {order}")
+    ends = data.backward_ends / data.backward_ends.mean()
+    x = np.arange(1, len(ends) + 1)
+    left.step(x, ends, where="mid", color=style.GREEN, linestyle="--", label="backward, longest first")
     left.set_xlabel("SMs, sorted by when they end")
-    left.set_ylabel("end of the forward, million cycles")
+    left.set_ylabel("end of an SM / mean of all SMs")
     left.set_ylim(0)
     left.legend(loc="lower right")
     for i, speed in enumerate(data.speeds):

@@ -10,7 +10,7 @@ from mxfp8fa.studies import jagged, module_speed, speeds
 from mxfp8fa.studies.module_speed import KV_TOKENS
 from mxfp8fa.studies.producer_results import shipped as producers
 from mxfp8fa.studies.producers import Timing
-from mxfp8fa.studies.speeds import ALONE, Speed, published
+from mxfp8fa.studies.speeds import Speed, published
 
 _LARGE_MB = 500
 
@@ -37,12 +37,14 @@ def ratios() -> list[Speed]:
             published(key, f"{names[key]}, over BF16"),
             Speed(f"{names[key]}: ours over flash-attn-4, BF16", "modelled", ours, ours),
         ]
-    alone = {
+    recommendation = {
         "forward_jagged_speedup": "forward: recommendation, jagged",
         "forward_uniform_speedup": "forward: recommendation, uniform",
         "backward_recommendation_speedup": "backward: recommendation, up to",
     }
-    rows += [published(key, what + ALONE) for key, what in alone.items()]
+    for key, what in recommendation.items():
+        ours = jagged.speedups()[key]
+        rows += [published(key, what), Speed(f"{what}: ours over flash-attn-4, BF16", "modelled", ours, ours)]
     for count in KV_TOKENS:
         what = f"module, {count:,} KV tokens"
         rows.append(published(f"module_latency_{count}", what))
@@ -110,7 +112,8 @@ def norm_tb(*ways: str) -> tuple[float, float]:
 
 def module_gains(kv_tokens: int) -> dict[str, float]:
     """Rates of attention -> gain of the module that quantizes in the projection's epilogue over its BF16 twin."""
-    return {row.rates: row.gain for row in module_speed.rows(kv_tokens=(kv_tokens,)) if row.way == "fused"}
+    rows = module_speed.rows(kv_tokens=(kv_tokens,))
+    return {row.rates: row.gain for row in rows if (row.way, row.step) == ("fused", "forward")}
 
 
 def value(key: str) -> str:
@@ -121,6 +124,8 @@ def value(key: str) -> str:
     """
     if key.startswith("module_latency_"):
         return f"{module_gains(int(key.removeprefix('module_latency_')))[module_speed.PUBLISHED_RATES.name]:.2f}x"
+    if key in jagged.speedups():
+        return f"{jagged.speedups()[key]:.2f}x"
     for speed in jagged.jagged_tail().speeds:
         if speed.key == key:
             return "{:.2f} to {:.2f} PF".format(*speed.petaflops)

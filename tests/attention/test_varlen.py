@@ -10,6 +10,7 @@ from mxfp8fa.attention.varlen import attention_varlen_forward  # noqa: E402
 from mxfp8fa.numerics import attention_mxfp8, attention_reference, sqnr_db  # noqa: E402
 from mxfp8fa.numerics.backward import attention_mxfp8_backward  # noqa: E402
 from mxfp8fa.numerics.formats import round_values  # noqa: E402
+from mxfp8fa.numerics.reference import attention_reference_backward  # noqa: E402
 
 QUERIES, KEYS = (0, 40, 3, 0), (5, 70, 0, 0)
 
@@ -160,11 +161,72 @@ def test_the_operator_has_a_shape_without_data(stand_in):
     torch.library.opcheck(attention_varlen_forward, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
+SHAPES = {
+    "uniform": ((64,) * 3, (96,) * 3, False),
+    "jagged, causal": ((130, 0, 3, 40), (200, 7, 0, 41), True),
+    "short queries": ((3, 1, 5), (150, 33, 260), False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_are_near_float64(shape):
+    """O and all gradients: 20 dB is a pass, as for the published checks (`mxfp8fa sqnr`)."""
+    pytest.importorskip("cutlass.cute")
+    queries, keys, causal = SHAPES[shape]
+    q, k, v, cu_q, cu_k, *longest = inputs(queries, keys)
+    do = torch.randn(q.shape, generator=torch.Generator().manual_seed(5))
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    o = flash_attn_varlen_func(*given, cu_q, cu_k, *longest, causal=causal)
+    o.backward(do)
+    arrays, call = [x.numpy() for x in (q, k, v)], {"causal": causal, "cu_seqlens_q": cu_q.numpy(), "cu_seqlens_k": cu_k.numpy()}
+    exact = attention_reference(*arrays, **call)[0], *attention_reference_backward(*arrays, do.numpy(), **call)
+    for found, expected in zip((o.detach(), *(x.grad for x in given)), exact, strict=True):
+        assert sqnr_db(found.numpy(), expected) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dq_accumulate", ["float32", "float16"])
+def test_shared_queries_are_near_float64(dq_accumulate):
+    """Their gradient is the sum over the sequences, in FP32 whatever the option says."""
+    pytest.importorskip("cutlass.cute")
+    q, k, v, _, cu_k, *_ = inputs((40,), (30, 0, 150, 64))
+    do = torch.randn(160, 2, 64, generator=torch.Generator().manual_seed(5))
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    options = AttentionOptions(dq_accumulate=dq_accumulate)
+    o = flash_attn_varlen_func(*given, None, cu_k, 40, 150, broadcast_q=True, options=options)
+    o.backward(do)
+    arrays = [x.numpy() for x in (q.repeat(4, 1, 1), k, v)]
+    call = {"cu_seqlens_q": 40 * np.arange(5), "cu_seqlens_k": cu_k.numpy()}
+    exact = attention_reference(*arrays, **call)[0], *attention_reference_backward(*arrays, do.numpy(), **call)
+    exact = exact[0], exact[1].reshape(4, 40, 2, 64).sum(0), *exact[2:]
+    for found, expected in zip((o.detach(), *(x.grad for x in given)), exact, strict=True):
+        assert sqnr_db(found.numpy(), expected) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [{"k_mean": True}, {"dq_accumulate": "float16", "dq_scale_log2": "auto"}], ids=str)
+def test_gradients_with_what_looks_at_all_sequences(choice):
+    """K less the means; a factor of dQ from the largest norms. Gradients are the model's, to the rounding of the means."""
+    pytest.importorskip("cutlass.cute")
+    options = AttentionOptions(**choice)
+    q, k, v, cu_q, cu_k, *longest = inputs((40, 0, 3), (70, 5, 0))
+    do = torch.randn(q.shape, generator=torch.Generator().manual_seed(5))
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    o, lse = flash_attn_varlen_func(*given, cu_q, cu_k, *longest, return_lse=True, options=options)
+    o.backward(do)
+    offsets = {"cu_seqlens_q": cu_q.numpy(), "cu_seqlens_k": cu_k.numpy()}
+    arrays = [x.numpy() for x in (q, k, v, do, o.detach(), lse.detach())]
+    expected = attention_mxfp8_backward(*arrays, options=options, **offsets)
+    for x, y in zip(given, expected, strict=True):
+        assert sqnr_db(x.grad.numpy(), y) > 60
+
+
 @pytest.mark.slow
 def test_gradients_are_those_of_the_model():
-    """Bit for bit, with the kernels; the checker silent."""
+    """Bit for bit, with the kernels; the checker silent; offsets in 64 bits."""
     pytest.importorskip("cutlass.cute")
-    arguments = inputs((40, 0, 3), (70, 5, 0))
+    arguments = inputs((40, 0, 3), (70, 5, 0), offsets=torch.int64)
     q, k, v, cu_q, cu_k, *_ = arguments
     for x in (q, k, v):
         x.requires_grad_()

@@ -18,9 +18,9 @@ from mxfp8fa.kernels.forward.sequences import Packed  # noqa: E402
 from mxfp8fa.kernels.jagged import COLUMNS, Jagged, tile_bound  # noqa: E402
 from mxfp8fa.numerics import attention_mxfp8, quantize  # noqa: E402
 
-# Empty ones first, last and in a row, on either side and on both; 1, 127, 128, 129 tokens; two tiles.
-QUERIES = (0, 0, 5, 129, 1, 0, 127, 260, 0)
-KEYS = (0, 7, 0, 130, 128, 127, 1, 33, 0)
+# Empty ones first, last and in a row, on either side and on both; 1, 127, 128, 129 tokens on both sides; two tiles.
+QUERIES = (0, 0, 5, 129, 1, 127, 128, 260, 0, 0)
+KEYS = (0, 7, 0, 130, 127, 1, 129, 128, 20, 0)
 
 
 def cumulative(lengths, dtype=np.int32):
@@ -87,10 +87,11 @@ def test_causal_grouped_heads_head_dim_128_and_memory_by_the_bound():
 
 
 @pytest.mark.slow
-def test_the_dense_kernel_gives_the_same_bits_sequence_by_sequence():
-    tensors, cu = packed((130, 40), (90, 129), 1, 1, 64)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_dense_kernel_gives_the_same_bits_sequence_by_sequence(batch):
+    tensors, cu = packed((130, 40)[:batch], (90, 129)[:batch], 1, 1, 64)
     o, lse, _ = run_jagged(tensors, jagged(*cu))
-    for i in (0, 1):
+    for i in range(batch):
         alone = []
         for x, c in zip(tensors, (cu[0], cu[1], cu[1]), strict=True):
             one = x.dequantize()[None, c[i] : c[i + 1]]
@@ -143,6 +144,45 @@ def test_shared_queries():
     )
     assert_same_bits(lse, torch.from_numpy(expected_lse))
     assert_same_bits(o, torch.from_numpy(expected_o).to(o.dtype))
+
+
+def test_nothing_outside_of_a_sequence_is_written():
+    """The work of one sequence alone, of three: what belongs to the others stays as it was."""
+    tensors, cu = packed((30, 40, 20), (20, 50, 30), 1, 1, 64)
+    sequences = jagged(*cu, exact=True)
+    table = sequences.work("q", 256, causal=False, longest_first=False)
+    table[[1, 3]] = 0
+    object.__setattr__(sequences, "work", lambda side, tile, **_: table)
+    o, lse, _ = run_jagged(tensors, sequences)
+    for untouched in (o.flatten(1).T.view(torch.int16) == FILLING & 0x7FFF, lse.view(torch.int32) == FILLING):
+        assert untouched[:, :30].all() and untouched[:, 70:].all() and not untouched[:, 30:70].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_1_beside_16384(causal):
+    """Attention on itself, and on the other side: 27 or 55 million warp-instructions."""
+    check(*packed((16384, 1, 1), (16384, 1, 16384), 1, 1, 64), causal=causal, check="off")
+
+
+COLUMN_OF = {name: i for i, name in enumerate(COLUMNS)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", [name for name in COLUMNS if name != "o_tile"])  # which no forward reads
+def test_a_mutant_of_the_work_table_would_show(column):
+    """Every number, off by one, makes a wrong result or an error."""
+    tensors, cu = packed((20, 300), (20, 140), 1, 1, 64)
+    sequences = jagged(*cu, exact=True)
+    table = sequences.work("q", 256, causal=False)
+    table[1:][table[1:, 0] == 1, COLUMN_OF[column]] += -1 if column in ("tile", "q_tile", "k_tile") else 1
+    expected = attention_mxfp8(*tensors, softmax_scale=SCALE, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1])
+    object.__setattr__(sequences, "work", lambda side, tile, **_: table)
+    try:
+        o, lse, _ = run_jagged(tensors, sequences, out_dtype=torch.float32, check="off")
+    except emulator.EmulationError:
+        return
+    assert not (torch.equal(o, torch.from_numpy(expected[0])) and torch.equal(lse, torch.from_numpy(expected[1])))
 
 
 def test_4096_sequences_of_which_few_have_tokens():
