@@ -19,8 +19,8 @@ class FunctionWriter:
         body: the finished text.
     """
 
-    def __init__(self, name: str, parameters: str = "ptr %state, ptr %node", result: str = "i64"):
-        self._head = f"define {result} @{name}({parameters}) {{"
+    def __init__(self, name: str, parameters: str = "ptr %state, ptr %node", attributes: str = ""):
+        self._head = f"define i64 @{name}({parameters}) {attributes}{{"
         self._lines = ["entry:"]
         self._block = "entry"
         self._count = 0

@@ -28,6 +28,14 @@ def available() -> bool:
     return all(features.get(name, False) for name in REQUIRED_FEATURES)
 
 
+@lru_cache(maxsize=1)
+def wide_vectors() -> bool:
+    """Whether vectors of 512 bits are one register here (AVX-512)."""
+    import llvmlite.binding as llvm
+
+    return bool(llvm.get_host_cpu_features().get("avx512f", False))
+
+
 class Jit:
     """Compiles modules and keeps them loaded."""
 

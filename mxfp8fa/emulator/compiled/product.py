@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxfp8fa.emulator.compiled.function import FunctionWriter
-from mxfp8fa.emulator.compiled.jit import available, the_jit
+from mxfp8fa.emulator.compiled.jit import available, the_jit, wide_vectors
 from mxfp8fa.emulator.compiled.multiply import Shape
 from mxfp8fa.emulator.machine.memory import SHARED_BASE
 from mxfp8fa.layouts import tmem
@@ -33,7 +33,27 @@ KINDS = ("f16", "f8f6f4", "mxf8f6f4")
 FORMATS_HERE = ("bf16", "f16", "e4m3", "e5m2")
 _ONES = (np.ones((1, 1)), np.ones((1, 1)))
 RUN = 8  # elements that lie side by side: 16 bytes in every swizzle, of 8- and of 16-bit elements
-ROWS, COLUMNS = 4, 8  # tile of D that stays in vector registers
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of D that stays in vector registers: rows, columns, elements of a vector."""
+
+    name: str
+    rows: int
+    columns: int
+    width: int
+    attributes: str = ""
+
+
+NARROW = Tile("product", 4, 8, 4)
+WIDE = Tile("product_wide", 8, 16, 8, '"prefer-vector-width"="512" "min-legal-vector-width"="512" ')
+
+
+def tile_for(rows: int, columns: int) -> Tile:
+    """The tile for a part of D with so many rows and columns."""
+    return WIDE if wide_vectors() and rows % WIDE.rows == columns % WIDE.columns == 0 else NARROW
+
 
 
 def _unpack(name: str, fmt: str) -> FunctionWriter:
@@ -72,58 +92,63 @@ def _wide(f: FunctionWriter, fmt: str, codes: str) -> str:
     return f.put(f"fpext {single} {values} to <{RUN} x double>")
 
 
-def _product() -> FunctionWriter:
+def _product(tile: Tile) -> FunctionWriter:
     """D = fl(A B) (+ D): D in rows of tensor memory.
 
     Parameters: A (M, K) and B (K, stride) in float64, first column of D and of its shadow, lane of each of its
-    rows, whether D is read.
+    rows, whether D is read (then all of it is clean).
     """
     f = FunctionWriter(
-        "product",
+        tile.name,
         "ptr %a, ptr %b, ptr %d, ptr %shadow, ptr %lanes, i64 %m, i64 %n, i64 %k, i64 %stride, i64 %accumulate",
+        tile.attributes,
     )
     add = f.put("icmp ne i64 %accumulate, 0")
-    with f.loop("%m", step=ROWS) as row, f.loop("%n", step=COLUMNS) as column:
-        tile = _dot_products(f, row, column)
-        for r in range(ROWS):
+    fresh = f.put(f"xor i1 {add}, true")
+    with f.loop("%m", step=tile.rows) as row, f.loop("%n", step=tile.columns) as column:
+        sums = _dot_products(f, tile, row, column)
+        for r in range(tile.rows):
             lane = f.load("i32", "%lanes", f.put(f"add i64 {row}, {r}"), "i32")
             cell = f.put(f"mul i64 {f.put(f'zext i32 {lane} to i64')}, {tmem.COLUMNS}")
-            for half in range(COLUMNS // 4):
-                _add_to(f, tile[r][half], f.put(f"add i64 {cell}, {f.put(f'add i64 {column}, {4 * half}')}"), add)
+            for part, dot in enumerate(sums[r]):
+                at = f.put(f"add i64 {cell}, {f.put(f'add i64 {column}, {tile.width * part}')}")
+                _add_to(f, tile.width, dot, at, add)
+                with f.when(fresh):
+                    f.store(f"<{tile.width} x i32>", "zeroinitializer", "%shadow", at, "float")
     f.body = f.leave("0")
     return f
 
 
-def _dot_products(f: FunctionWriter, row: str, column: str) -> list[list[str]]:
-    """ROWS x COLUMNS dot products as vectors of four float64."""
-    vector = "<4 x double>"
-    halves = COLUMNS // 4
-    lines = [f.at("%a", f.put(f"mul i64 {f.put(f'add i64 {row}, {r}')}, %k"), "double") for r in range(ROWS)]
+def _dot_products(f: FunctionWriter, tile: Tile, row: str, column: str) -> list[list[str]]:
+    """Dot products of a tile, as vectors of float64."""
+    width, parts = tile.width, tile.columns // tile.width
+    vector = f"<{width} x double>"
+    lines = [f.at("%a", f.put(f"mul i64 {f.put(f'add i64 {row}, {r}')}, %k"), "double") for r in range(tile.rows)]
     right = f.at("%b", column, "double")
-    with f.accumulate("%k", vector, ["zeroinitializer"] * (ROWS * halves)) as (k, sums, update):
+    with f.accumulate("%k", vector, ["zeroinitializer"] * (tile.rows * parts)) as (k, sums, update):
         at = f.at(right, f.put(f"mul i64 {k}, %stride"), "double")
-        b = [f.load(vector, at, 4 * h, "double") for h in range(halves)]
-        for r in range(ROWS):
+        b = [f.load(vector, at, width * p, "double") for p in range(parts)]
+        for r in range(tile.rows):
             scalar = f.load("double", lines[r], k, "double")
             one = f.put(f"insertelement {vector} undef, double {scalar}, i32 0")
-            a = f.put(f"shufflevector {vector} {one}, {vector} undef, <4 x i32> zeroinitializer")
-            for h in range(halves):
-                i = r * halves + h
-                update[i] = f.call("llvm.fma.v4f64", vector, f"{vector} {a}", f"{vector} {b[h]}", f"{vector} {sums[i]}")
-    return [sums[r * halves : (r + 1) * halves] for r in range(ROWS)]
+            a = f.put(f"shufflevector {vector} {one}, {vector} undef, <{width} x i32> zeroinitializer")
+            for p in range(parts):
+                i = r * parts + p
+                terms = (f"{vector} {a}", f"{vector} {b[p]}", f"{vector} {sums[i]}")
+                update[i] = f.call(f"llvm.fma.v{width}f64", vector, *terms)
+    return [sums[r * parts : (r + 1) * parts] for r in range(tile.rows)]
 
 
-def _add_to(f: FunctionWriter, dot: str, cell: str, add: str) -> None:
-    """Round four dot products to float32 and add them to D, or to zero; any NaN is canonical."""
-    vector = "<4 x float>"
+def _add_to(f: FunctionWriter, width: int, dot: str, cell: str, add: str) -> None:
+    """Round dot products to float32 and add them to D, or to zero; any NaN is canonical."""
+    vector, words = f"<{width} x float>", f"<{width} x i32>"
     old = f.load(vector, "%d", cell, "float")
     start = f.put(f"select i1 {add}, {vector} {old}, {vector} zeroinitializer")
-    total = f.put(f"fadd {vector} {start}, {f.put(f'fptrunc <4 x double> {dot} to {vector}')}")
+    total = f.put(f"fadd {vector} {start}, {f.put(f'fptrunc <{width} x double> {dot} to {vector}')}")
     nan = f.put(f"fcmp uno {vector} {total}, {total}")
-    word = f.put(f"bitcast {vector} {total} to <4 x i32>")
-    canonical = f"<{', '.join([f'i32 {0x7FFFFFFF}'] * 4)}>"
-    f.store("<4 x i32>", f.put(f"select <4 x i1> {nan}, <4 x i32> {canonical}, <4 x i32> {word}"), "%d", cell, "float")
-    f.store("<4 x i32>", "zeroinitializer", "%shadow", cell, "float")
+    word = f.put(f"bitcast {vector} {total} to {words}")
+    canonical = f"<{', '.join([f'i32 {0x7FFFFFFF}'] * width)}>"
+    f.store(words, f.put(f"select <{width} x i1> {nan}, {words} {canonical}, {words} {word}"), "%d", cell, "float")
 
 
 class Functions:
@@ -131,16 +156,17 @@ class Functions:
 
     def __init__(self) -> None:
         writers = {fmt: _unpack(f"unpack_{fmt}", fmt) for fmt in FORMATS_HERE}
-        product = _product()
-        every = [*writers.values(), product]
+        products = {tile.name: _product(tile) for tile in ((NARROW, WIDE) if wide_vectors() else (NARROW,))}
+        every = [*writers.values(), *products.values()]
         jit = the_jit()
         data = jit.compile([w.body for w in every], {d for w in every for d in w.declarations})
-        addresses = jit.load(data, [f"unpack_{fmt}" for fmt in writers] + ["product"])
-        self.addresses = dict(zip([*writers, "product"], addresses, strict=True))
+        addresses = jit.load(data, [f"unpack_{fmt}" for fmt in writers] + list(products))
+        self.addresses = dict(zip([*writers, *products], addresses, strict=True))
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         unpack = ctypes.CFUNCTYPE(integer, pointer, pointer, pointer, integer, pointer, pointer)
         self.unpack = {fmt: unpack(a) for fmt, a in zip(writers, addresses, strict=False)}
-        self.product = ctypes.CFUNCTYPE(integer, *[pointer] * 5, *[integer] * 5)(addresses[-1])
+        product = ctypes.CFUNCTYPE(integer, *[pointer] * 5, *[integer] * 5)
+        self.products = {name: product(self.addresses[name]) for name in products}
         codes = np.arange(256, dtype=np.uint8)
         self.scales = decode(codes, E8M0).astype(np.float64)
         self._values = {fmt: decode(codes, FORMATS[fmt]).astype(np.float64) for fmt in FORMATS_HERE if FORMATS[fmt].bits == 8}
@@ -258,7 +284,7 @@ def shape_words(shape: MMAShape) -> np.ndarray:
     functions, (starts, _, _, _) = _functions(), _lanes(shape.m, shape.n, shape.cta_group)
     words = np.zeros(len(Shape), np.int64)
     words[Shape.UNPACK_A], words[Shape.UNPACK_B] = (functions.addresses[x] for x in (shape.a_format, shape.b_format))
-    words[Shape.PRODUCT], words[Shape.LANES] = functions.addresses["product"], starts.ctypes.data
+    words[Shape.PRODUCT], words[Shape.LANES] = functions.addresses[tile_for(shape.m, shape.n).name], starts.ctypes.data
     words[Shape.VALUES_A], words[Shape.VALUES_B] = (functions.tables.get(x, 0) for x in (shape.a_format, shape.b_format))
     words[Shape.SCALES] = functions.scales.ctypes.data
     words[Shape.M], words[Shape.N], words[Shape.K] = shape.m, shape.n, shape.k
@@ -345,7 +371,7 @@ def _target(cta: CTA, p: Product) -> Target | None:
     lane, column = tmem.split_address(p.d)
     lanes, width, low, high = _lanes(shape.m, shape.n, shape.cta_group)
     end = column + width
-    if lane not in shape.lane_bases or high + lane > tmem.LANES or end > tmem.COLUMNS or width % COLUMNS:
+    if lane not in shape.lane_bases or high + lane > tmem.LANES or end > tmem.COLUMNS or width % NARROW.columns:
         return None
     if not cta.tensor.owned[column:end].all():
         return None
@@ -359,7 +385,7 @@ def _write(target: Target, p: Product, a: np.ndarray, b: np.ndarray) -> None:
     tensor, (k, n), place = target.cta.tensor, b.shape, 4 * target.column
     left, right = a.ctypes.data, b.ctypes.data
     for group, lanes in enumerate(target.lanes):
-        _functions().product(
+        _functions().products[tile_for(len(lanes), target.columns).name](
             left, right + 8 * group * target.columns, tensor.data_address + place, tensor.shadow_address + place,
             lanes.ctypes.data, len(lanes), target.columns, k, n, p.accumulate,
         )  # fmt: skip
