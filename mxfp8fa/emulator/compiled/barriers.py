@@ -102,3 +102,18 @@ def arrive(bits: int, *, commits: bool = False) -> FunctionWriter:
         f.set_word(State.WOKEN, f.put(f"add i64 {woken}, 1"))
     f.body = f.finish()
     return f
+
+
+def warp_sync() -> FunctionWriter:
+    """bar.warp.sync where all live threads of the warp are here and in the mask that all of them name. Slots: the mask."""
+    f = FunctionWriter("warp_sync")
+    require_direct(f)
+    mask = f.mask()
+    f.require(f.put(f"icmp eq i64 {f.put(f'zext i32 {mask} to i64')}, {f.word(State.LIVE)}"))
+    slot = f.slot(0)
+    f.require_clean([slot], mask)
+    named = f.put(f"or i64 {f.uniform(f.row(slot), 32, mask)}, {f.word(NodeField.CONSTANT)}")
+    others = f.put(f"xor i64 {named}, -1")
+    f.require(f.put(f"icmp eq i64 {f.put(f'and i64 {f.word(State.LIVE)}, {others}')}, 0"))
+    f.body = f.finish()
+    return f

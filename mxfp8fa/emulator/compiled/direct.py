@@ -50,6 +50,8 @@ def direct_form(instruction: syntax.Instruction, live: int, program: Program, la
     if found is None or found[0].kind != "machine":
         return None
     modifiers, opcode = found[1], instruction.opcode
+    if opcode == "ld" and space_of(modifiers.get("ss")) == "param":
+        return _parameter(instruction, modifiers, program, layout)
     if opcode in ("ld", "st") and "type" in modifiers:
         return _access(instruction, modifiers, program, layout)
     if opcode == "tcgen05" and instruction.qualifiers[0] == "mma":
@@ -60,6 +62,9 @@ def direct_form(instruction: syntax.Instruction, live: int, program: Program, la
         return _tensor(instruction, modifiers, layout)
     if opcode == "mbarrier":
         return _barrier(instruction, live, program, layout)
+    if opcode == "bar" and instruction.qualifiers == ("warp", "sync"):
+        known = _value(instruction.operands[0], layout)
+        return known and Direct("warp_sync", (known[0],), constant=known[1])
     if opcode in FENCES and not instruction.operands and instruction.guard is None:
         return Direct("pass_by")
     return None
@@ -99,6 +104,28 @@ def _access(
         return None
     slot, bits, offset = address
     return Direct(f"{'load' if load else 'store'}_{place}_{size}_{bits}", (slot, *slots), count, offset)
+
+
+def _parameter(
+    instruction: syntax.Instruction, modifiers: dict[str, Any], program: Program, layout: RegisterLayout
+) -> Direct | None:
+    """A load of kernel parameters from a known place."""
+    value, at = instruction.operands[:2]
+    place = at.base if isinstance(at, syntax.Address) else None
+    if not isinstance(place, syntax.Symbol) or place.space != "param" or modifiers["type"] == "b128":
+        return None
+    size, count = words_of(modifiers["type"], modifiers.get("vec"))
+    elements: Sequence[Any] = value.elements if isinstance(value, syntax.Vector) else [value]
+    widths = {e.bits // 8 for e in elements if isinstance(e, syntax.Register) and e.type != "pred"}
+    start = program.address_of(place) + at.offset
+    first = program.parameters.ctypes.data
+    inside = first <= start and start + size * count <= first + program.kernel.param_bytes
+    if len(elements) != count or len(widths) != 1 or min(widths) < size or max(widths) > 8 or start % (size * count) or not inside:
+        return None
+    if not all(isinstance(e, syntax.Register) for e in elements):
+        return None
+    name = f"load_parameter_{size}_{min(widths)}_{int(modifiers['type'][0] == 's')}"
+    return Direct(name, tuple(layout.slot(e.id) for e in elements), count, start)
 
 
 def _tensor(instruction: syntax.Instruction, modifiers: dict[str, Any], layout: RegisterLayout) -> Direct | None:

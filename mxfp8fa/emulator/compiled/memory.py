@@ -1,4 +1,4 @@
-"""Compiled loads and stores: shared memory of the own CTA, global memory, tensor memory in the shape .32x32b.
+"""Compiled loads and stores: shared memory of the own CTA, global memory, parameters, tensor memory in the shape .32x32b.
 
 Every function looks at all active lanes first: bounds, alignment, poison. Only then does it read or write; in every other
 case it refuses, and the Python step says what is wrong, or does what is rare. An observer of accesses makes all of them
@@ -158,6 +158,27 @@ def store_global(word_bytes: int, bits: int) -> FunctionWriter:
     with f.lanes(a.mask) as lane:
         a.word_rows(lane, "store", "null", lane_address(f, a.row, lane, 64))
     f.body = a.done(State.GLOBAL_STORE, load=False)
+    return f
+
+
+def load_parameter(word_bytes: int, register_bytes: int, signed: int) -> FunctionWriter:
+    """ld.param at a place that is known: OFFSET is the address of the words, LIST holds the slots of the registers only."""
+    f = FunctionWriter(f"load_parameter_{word_bytes}_{register_bytes}_{signed}")
+    require_direct(f)
+    mask, words, base = f.mask(), f.word(NodeField.WORDS), f.word(NodeField.OFFSET, "ptr")
+    word, register = SCALARS[word_bytes], SCALARS[register_bytes]
+    with f.loop(words) as k:
+        value = f.load(word, base, k, word)
+        if register != word:
+            value = f.put(f"{'sext' if signed else 'zext'} {word} {value} to {register}")
+        slot = f.slot(k)
+        row = f.row(slot)
+        with f.lanes(mask) as lane:
+            f.store(register, value, row, lane, register)
+        f.cleanse(slot, mask)
+    size = f.put(f"mul i64 {f.lane_count(mask)}, {f.put(f'mul i64 {words}, {word_bytes}')}")
+    f.add_word(State.PARAMETER_LOAD, size)
+    f.body = f.finish()
     return f
 
 

@@ -91,6 +91,8 @@ class Products:
 
     def _enter(self, key: int, kind: int, words: np.ndarray, keep: Any = None) -> None:
         row = _row(key, kind)
+        if self.table[row, 2] and tuple(self.table[row, :2]) != (signed(key), kind):
+            row ^= 1  # every pair has two places
         self._kept[row] = words, keep
         self.table[row] = signed(key), kind, words.ctypes.data
 
@@ -210,11 +212,17 @@ def _wide(f: FunctionWriter, value: str, bits: int) -> str:
 def _look_up(f: FunctionWriter, key: str, kind: str) -> str:
     """What a key means; refuses if it is unknown."""
     mixed = f.put(f"xor i64 {f.put(f'mul i64 {key}, {signed(_MIX[0])}')}, {f.put(f'mul i64 {kind}, {signed(_MIX[1])}')}")
-    row = f.put(f"mul i64 {f.put(f'lshr i64 {mixed}, {64 - TABLE_BITS}')}, 3")
-    entry = f.at(f.word(State.MEANINGS, "ptr"), row, "i64")
-    for i, wanted in enumerate((key, kind)):
-        f.require(f.put(f"icmp eq i64 {f.load('i64', entry, i, 'i64')}, {wanted}"))
+    row = f.put(f"lshr i64 {mixed}, {64 - TABLE_BITS}")
+    table = f.word(State.MEANINGS, "ptr")
+    first, second = (f.at(table, f.put(f"mul i64 {r}, 3"), "i64") for r in (row, f.put(f"xor i64 {row}, 1")))
+    entry = f.put(f"select i1 {_matches(f, first, key, kind)}, ptr {first}, ptr {second}")
+    f.require(_matches(f, entry, key, kind))
     return f.load("i64", entry, 2, "i64")
+
+
+def _matches(f: FunctionWriter, entry: str, key: str, kind: str) -> str:
+    same = [f.put(f"icmp eq i64 {f.load('i64', entry, i, 'i64')}, {wanted}") for i, wanted in enumerate((key, kind))]
+    return f.put(f"and i1 {same[0]}, {same[1]}")
 
 
 def _require_owned(f: FunctionWriter, column: str, columns: str) -> None:

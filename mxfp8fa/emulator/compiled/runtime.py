@@ -164,7 +164,7 @@ def dispatcher() -> Callable[[int], int]:
 
 _MEMORY = {"load_shared": memory.load_shared, "store_shared": memory.store_shared}
 _MEMORY |= {"load_global": memory.load_global, "store_global": memory.store_global}
-_SINGLE = {"pass_by": memory.pass_by, "wait_tensor": memory.wait_tensor}
+_SINGLE = {"pass_by": memory.pass_by, "wait_tensor": memory.wait_tensor, "warp_sync": barriers.warp_sync}
 _BY_NUMBER: dict[str, Callable[[int], FunctionWriter]] = {"wait_parity": barriers.wait_parity, "arrive": barriers.arrive}
 _BY_NUMBER |= {"commit": barriers.commit, "multiply": multiply.multiply}
 _BY_NUMBER |= {"load_tensor": memory.load_tensor, "store_tensor": memory.store_tensor}
@@ -176,6 +176,8 @@ def _text(name: str) -> tuple[str, set[str]]:
         return {"run": RUN, "jump": JUMP, "branch": BRANCH}[name], set()
     if name in _SINGLE:
         writer = _SINGLE[name]()
+    elif name.startswith("load_parameter"):
+        writer = memory.load_parameter(*map(int, name.split("_")[2:]))
     else:
         base, number = name.rsplit("_", 1)
         if base in _BY_NUMBER:

@@ -50,6 +50,7 @@ class State(IntEnum):
     MEANINGS = 81  # address of the table of descriptors, see `multiply`
     SCRATCH = 82  # address of memory for the operands of a product
     WAITING = 83  # how many other groups of the warp wait
+    PARAMETER_LOAD = 84  # bytes moved
 
 
 class NodeField(IntEnum):

@@ -29,6 +29,7 @@ MOVED = {
     State.GLOBAL_STORE: "global store",
     State.TENSOR_LOAD: "tensor load",
     State.TENSOR_STORE: "tensor store",
+    State.PARAMETER_LOAD: "param load",
 }
 
 
