@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from mxfp8fa.emulator.compiled.jit import available
 
 if TYPE_CHECKING:
+    from mxfp8fa.emulator.compiled.turns import Turns
     from mxfp8fa.emulator.compiled.warp import CompiledWarp
+    from mxfp8fa.emulator.machine.machine import Machine
     from mxfp8fa.emulator.machine.program import Program
 
 
@@ -26,4 +28,11 @@ def prepare(program: Program) -> type[CompiledWarp]:
     return CompiledWarp
 
 
-__all__ = ["available", "prepare"]
+def turns_of(machine: Machine, quantum: int) -> Turns:
+    """The schedule of a launch as compiled code; `quantum`: instructions of a turn."""
+    from mxfp8fa.emulator.compiled.turns import Turns
+
+    return Turns(machine, quantum)
+
+
+__all__ = ["available", "prepare", "turns_of"]

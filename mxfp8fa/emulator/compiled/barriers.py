@@ -1,13 +1,17 @@
-"""Compiled mbarrier instructions on a barrier of the own CTA: arrivals, and waits for a phase that is complete.
+"""Compiled barriers: arrivals and waits at mbarriers of the own CTA, at named barriers of whole warps, bar.warp.sync.
 
-A wait that would block and everything that is an error are the Python step's. The word of a barrier: `machine.mbarrier`.
+A warp whose threads are together waits here (`State.BLOCKED`) and is woken here. Other waits, and everything that is an
+error, are the Python step's. The word of an mbarrier: `machine.mbarrier`; the words of a named barrier: `BarrierWord`.
 """
 
 from __future__ import annotations
 
 from mxfp8fa.emulator.compiled.function import FunctionWriter
 from mxfp8fa.emulator.compiled.memory import require_direct, shared_offset
-from mxfp8fa.emulator.compiled.state import WOKEN, NodeField, State
+from mxfp8fa.emulator.compiled.state import BLOCK, WOKEN, Blocked, NodeField, Schedule, State
+from mxfp8fa.emulator.machine.barriers import BarrierWord
+from mxfp8fa.emulator.machine.cluster import NAMED_BARRIERS
+from mxfp8fa.emulator.machine.warp import WARP_LANES
 
 _FIELD = (1 << 20) - 1
 _TX_SHIFT, _TX_BITS, _PHASE, _VALID = 40, 21, 61, 62
@@ -28,18 +32,63 @@ def _barrier(f: FunctionWriter, mask: str, bits: int) -> tuple[str, str]:
     return offset, word
 
 
+def _alone(f: FunctionWriter) -> str:
+    """Whether the warp may block here: it is scheduled by compiled code, and all of its threads are together."""
+    scheduled = f.put(f"icmp ne i64 {f.word(State.SCHEDULE)}, 0")
+    return f.put(f"and i1 {scheduled}, {f.put(f'icmp eq i64 {f.word(State.STOPS)}, 0')}")
+
+
+def _block(f: FunctionWriter, kind: Blocked, key: str) -> None:
+    f.set_word(State.BLOCKED, str(int(kind)))
+    f.set_word(State.KEY, key)
+
+
+def _require_room(f: FunctionWriter, completes: str) -> None:
+    """Refuse to complete a phase if a group of this warp may be among those that wait, or the list of the woken is full."""
+    together = f.put(f"icmp eq i64 {f.word(State.APART)}, 0")
+    room = f.put(f"icmp slt i64 {f.word(State.WOKEN)}, {WOKEN}")
+    f.require(f.put(f"or i1 {f.put(f'xor i1 {completes}, true')}, {f.put(f'and i1 {together}, {room}')}"))
+
+
+def _wake(f: FunctionWriter, kind: Blocked, key: str) -> None:
+    """A phase is complete: wake the warps that wait for it in compiled code, and note it for those in Python's records."""
+    schedule = f.word(State.SCHEDULE, "ptr")
+    scheduled = f.put(f"icmp ne ptr {schedule}, null")
+    cta, mine = f.word(State.CTA), f.put("alloca i64")
+    f.do(f"store i64 1, ptr {mine}")
+    with f.when(scheduled):
+        f.do(f"store i64 {f.load('i64', schedule, int(Schedule.WAITERS), 'i64')}, ptr {mine}")
+        warps = f.load("ptr", schedule, int(Schedule.WARPS), "i64")
+        with f.loop(f.load("i64", schedule, int(Schedule.COUNT), "i64")) as i:
+            state = f.load("ptr", warps, i, "ptr")
+            words = [(State.CTA, cta), (State.BLOCKED, str(int(kind))), (State.KEY, key)]
+            same = [f.put(f"icmp eq i64 {f.load('i64', state, int(word), 'i64')}, {value}") for word, value in words]
+            with f.when(f.put(f"and i1 {same[0]}, {f.put(f'and i1 {same[1]}, {same[2]}')}")):
+                f.store("i64", "0", state, int(State.BLOCKED), "i64")
+    with f.when(f.put(f"icmp ne i64 {f.put(f'load i64, ptr {mine}')}, 0")):
+        woken = f.word(State.WOKEN)
+        noted = key if kind is Blocked.MBARRIER else f.put(f"sub i64 -1, {key}")
+        f.store("i64", noted, "%state", f.put(f"add i64 {woken}, {int(State.WOKEN_AT)}"), "i64")
+        f.set_word(State.WOKEN, f.put(f"add i64 {woken}, 1"))
+
+
 def wait_parity(bits: int) -> FunctionWriter:
-    """mbarrier.test_wait and try_wait.parity that find the phase complete. Slots: address, parity, predicate."""
+    """mbarrier.test_wait and try_wait.parity. Slots: address, parity, predicate; EXPECT: whether to wait."""
     f = FunctionWriter(f"wait_parity_{bits}")
     require_direct(f)
     mask = f.mask()
-    _, word = _barrier(f, mask, bits)
+    offset, word = _barrier(f, mask, bits)
     parity_slot = f.slot(1)
     f.require_clean([parity_slot], mask)
     given = f.put(f"add i64 {f.uniform(f.row(parity_slot), 32, mask)}, {f.word(NodeField.CONSTANT)}")
     parity = f.put(f"and i64 {given}, 1")
     phase = f.put(f"and i64 {f.put(f'lshr i64 {word}, {_PHASE}')}, 1")
-    f.require(f.put(f"icmp ne i64 {phase}, {parity}"))
+    missing = f.put(f"icmp eq i64 {phase}, {parity}")
+    may_block = f.put(f"and i1 {f.put(f'icmp ne i64 {f.word(NodeField.EXPECT)}, 0')}, {_alone(f)}")
+    f.require(f.put(f"or i1 {f.put(f'xor i1 {missing}, true')}, {may_block}"))
+    with f.when(missing):
+        _block(f, Blocked.MBARRIER, offset)
+    f.leave_if(missing, BLOCK)
     result = f.slot(2)
     row = f.row(result)
     with f.lanes(mask) as lane:
@@ -82,10 +131,7 @@ def arrive(bits: int, *, commits: bool = False) -> FunctionWriter:
     f.require(f.put(f"icmp ule i64 {count}, {pending}"))
     left = f.put(f"sub i64 {pending}, {count}")
     complete = f.put(f"icmp eq i64 {f.put(f'or i64 {left}, {tx}')}, 0")
-    single = f.put(f"icmp eq i64 {f.word(State.WAITING)}, 0")
-    woken = f.word(State.WOKEN)
-    room = f.put(f"icmp slt i64 {woken}, {WOKEN}")
-    f.require(f.put(f"or i1 {f.put(f'xor i1 {complete}, true')}, {f.put(f'and i1 {single}, {room}')}"))
+    _require_room(f, complete)
     expected = f.put(f"and i64 {f.put(f'lshr i64 {word}, 20')}, {_FIELD}")
     left = f.put(f"select i1 {complete}, i64 {expected}, i64 {left}")
     flip = f.put(f"select i1 {complete}, i64 {1 << _PHASE}, i64 0")
@@ -97,11 +143,103 @@ def arrive(bits: int, *, commits: bool = False) -> FunctionWriter:
     f.store("i64", who, f.word(State.ARRIVALS, "ptr"), offset)
     f.add_word(State.EPOCH, "1")
     with f.when(complete):
-        place = f.put(f"add i64 {woken}, {int(State.WOKEN_AT)}")
-        f.store("i64", offset, "%state", place, "i64")
-        f.set_word(State.WOKEN, f.put(f"add i64 {woken}, 1"))
+        _wake(f, Blocked.MBARRIER, offset)
     f.body = f.finish()
     return f
+
+
+# -- barriers of threads ----------------------------------------------------------------------------------------------
+
+
+def bar_sync() -> FunctionWriter:
+    """bar.sync by a whole warp, the number of threads given. Slots: as `_arrival`."""
+    f = FunctionWriter("bar_sync")
+    require_direct(f)
+    mask = f.mask()
+    f.require(_alone(f))
+    _require_whole_warp(f, mask)
+    number, barrier = _named_barrier(f, mask)
+    token, generation = f.word(State.TOKEN), _word(f, barrier, BarrierWord.GENERATION)
+    arrived = f.put(f"icmp ne i64 {token}, -1")
+    early = f.put(f"and i1 {arrived}, {f.put(f'icmp eq i64 {token}, {generation}')}")
+    with f.when(early):
+        _block(f, Blocked.NAMED, number)
+    f.leave_if(early, BLOCK)
+    with f.when(arrived):
+        f.set_word(State.TOKEN, "-1")
+    passed = f.label()
+    arriving = f.label()
+    f.do(f"br i1 {arrived}, label %{passed}, label %{arriving}")
+    f.start(arriving)
+    complete = _arrival(f, mask, number, barrier)
+    waits = f.put(f"xor i1 {complete}, true")
+    with f.when(waits):
+        f.set_word(State.TOKEN, generation)
+        _block(f, Blocked.NAMED, number)
+    f.leave_if(waits, BLOCK)
+    f.do(f"br label %{passed}")
+    f.start(passed)
+    f.body = f.finish()
+    return f
+
+
+def bar_arrive() -> FunctionWriter:
+    """bar.arrive by a whole warp. Slots: as `_arrival`."""
+    f = FunctionWriter("bar_arrive")
+    require_direct(f)
+    mask = f.mask()
+    _require_whole_warp(f, mask)
+    number, barrier = _named_barrier(f, mask)
+    _arrival(f, mask, number, barrier)
+    f.body = f.finish()
+    return f
+
+
+def _require_whole_warp(f: FunctionWriter, mask: str) -> None:
+    f.require(f.put(f"icmp eq i64 {f.put(f'zext i32 {mask} to i64')}, {f.word(State.LIVE)}"))
+
+
+def _named_barrier(f: FunctionWriter, mask: str) -> tuple[str, str]:
+    """(number, address) of the barrier in slot 0; OFFSET is added to the slot."""
+    slot = f.slot(0)
+    f.require_clean([slot], mask)
+    number = f.put(f"add i64 {f.uniform(f.row(slot), 32, mask)}, {f.word(NodeField.OFFSET)}")
+    f.require(f.put(f"icmp ult i64 {number}, {NAMED_BARRIERS}"))
+    return number, f.at(f.word(State.BARRIERS, "ptr"), f.put(f"mul i64 {number}, {len(BarrierWord)}"), "i64")
+
+
+def _word(f: FunctionWriter, barrier: str, word: BarrierWord) -> str:
+    return f.load("i64", barrier, int(word), "i64")
+
+
+def _set(f: FunctionWriter, barrier: str, word: BarrierWord, value: str) -> None:
+    f.store("i64", value, barrier, int(word), "i64")
+
+
+def _arrival(f: FunctionWriter, mask: str, number: str, barrier: str) -> str:
+    """A warp arrives; whether that completes the phase. Slot 1 and CONSTANT: the number of threads of the barrier."""
+    slot = f.slot(1)
+    f.require_clean([slot], mask)
+    count = f.put(f"add i64 {f.uniform(f.row(slot), 32, mask)}, {f.word(NodeField.CONSTANT)}")
+    f.require(f.put(f"icmp eq i64 {f.put(f'and i64 {count}, {WARP_LANES - 1}')}, 0"))
+    f.require(f.put(f"icmp ule i64 {count}, {f.word(State.THREADS)}"))
+    for word in (BarrierWord.PARTIAL, BarrierWord.REDUCES):
+        f.require(f.put(f"icmp eq i64 {_word(f, barrier, word)}, 0"))
+    expected = _word(f, barrier, BarrierWord.EXPECTED)
+    first = f.put(f"icmp eq i64 {expected}, 0")
+    f.require(f.put(f"or i1 {first}, {f.put(f'icmp eq i64 {expected}, {count}')}"))
+    arrived = f.put(f"add i64 {_word(f, barrier, BarrierWord.ARRIVED)}, {WARP_LANES}")
+    f.require(f.put(f"icmp ule i64 {arrived}, {count}"))
+    complete = f.put(f"icmp eq i64 {arrived}, {count}")
+    _require_room(f, complete)
+    _set(f, barrier, BarrierWord.LAST, f.put(f"add i64 {f.word(NodeField.NEXT)}, {f.word(State.WARP_MARK)}"))
+    _set(f, barrier, BarrierWord.EXPECTED, f.put(f"select i1 {complete}, i64 0, i64 {count}"))
+    _set(f, barrier, BarrierWord.ARRIVED, f.put(f"select i1 {complete}, i64 0, i64 {arrived}"))
+    with f.when(complete):
+        _set(f, barrier, BarrierWord.GENERATION, f.put(f"add i64 {_word(f, barrier, BarrierWord.GENERATION)}, 1"))
+        f.add_word(State.EPOCH, "1")
+        _wake(f, Blocked.NAMED, number)
+    return complete
 
 
 def warp_sync() -> FunctionWriter:
@@ -109,7 +247,7 @@ def warp_sync() -> FunctionWriter:
     f = FunctionWriter("warp_sync")
     require_direct(f)
     mask = f.mask()
-    f.require(f.put(f"icmp eq i64 {f.put(f'zext i32 {mask} to i64')}, {f.word(State.LIVE)}"))
+    _require_whole_warp(f, mask)
     slot = f.slot(0)
     f.require_clean([slot], mask)
     named = f.put(f"or i64 {f.uniform(f.row(slot), 32, mask)}, {f.word(NodeField.CONSTANT)}")

@@ -33,7 +33,7 @@ class Direct:
         words: words of an access.
         offset: added to the address.
         constant: added to the second operand.
-        expect: an arrival that expects bytes.
+        expect: an arrival that expects bytes, or a wait that may block.
     """
 
     function: str
@@ -62,9 +62,8 @@ def direct_form(instruction: syntax.Instruction, live: int, program: Program, la
         return _tensor(instruction, modifiers, layout)
     if opcode == "mbarrier":
         return _barrier(instruction, live, program, layout)
-    if opcode == "bar" and instruction.qualifiers == ("warp", "sync"):
-        known = _value(instruction.operands[0], layout)
-        return known and Direct("warp_sync", (known[0],), constant=known[1])
+    if opcode in ("bar", "barrier"):
+        return _thread_barrier(instruction, layout)
     if opcode in FENCES and not instruction.operands and instruction.guard is None:
         return Direct("pass_by")
     return None
@@ -197,7 +196,8 @@ def _barrier(instruction: syntax.Instruction, live: int, program: Program, layou
         if address is None or known is None or not isinstance(result, syntax.Register):
             return None
         slots = (address[0], known[0], layout.slot(result.id))
-        return Direct(f"wait_parity_{address[1]}", slots, offset=address[2], constant=known[1])
+        waits = qualifiers[0] == "try_wait"
+        return Direct(f"wait_parity_{address[1]}", slots, offset=address[2], constant=known[1], expect=waits)
     if qualifiers[0] != "arrive" or "noComplete" in qualifiers:
         return None
     if not isinstance(operands[0], syntax.Address):
@@ -212,6 +212,20 @@ def _barrier(instruction: syntax.Instruction, live: int, program: Program, layou
         return None
     expect = "expect_tx" in qualifiers
     return Direct(f"arrive_{address[1]}", (address[0], known[0]), 1, address[2], known[1], expect)
+
+
+def _thread_barrier(instruction: syntax.Instruction, layout: RegisterLayout) -> Direct | None:
+    """bar.warp.sync, and arrivals of whole warps at a barrier of so many threads."""
+    known = [_value(operand, layout) for operand in instruction.operands]
+    if not known or None in known:
+        return None
+    (first, second), *others = (k for k in known if k is not None)
+    qualifiers = [q for q in instruction.qualifiers if q not in ("cta", "aligned")]
+    if qualifiers == ["warp", "sync"]:
+        return Direct("warp_sync", (first,), constant=second)
+    if qualifiers in (["sync"], ["arrive"]) and len(others) == 1:
+        return Direct(f"bar_{qualifiers[0]}", (first, others[0][0]), offset=second, constant=others[0][1])
+    return None
 
 
 def _value(operand: Any, layout: RegisterLayout) -> tuple[int, int] | None:

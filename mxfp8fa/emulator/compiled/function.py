@@ -74,7 +74,8 @@ class FunctionWriter:
 
     # -- control -------------------------------------------------------------------------------------------------------
 
-    def _start(self, label: str) -> None:
+    def start(self, label: str) -> None:
+        """Begin the block of a label."""
         self._lines.append(f"{label}:")
         self._block = label
 
@@ -90,16 +91,16 @@ class FunctionWriter:
         index, before = f"%{head}.i", self._block
         self.do(f"br label %{head}")
         mark = len(self._lines)
-        self._start(head)
+        self.start(head)
         self._lines.append("")  # the phi, when it is known where the body ends
         more = self.put(f"icmp slt i64 {index}, {count}")
         self.do(f"br i1 {more}, label %{body}, label %{end}")
-        self._start(body)
+        self.start(body)
         yield index
         following = self.put(f"add i64 {index}, {step}")
         self._lines[mark + 1] = f"  {index} = phi i64 [ 0, %{before} ], [ {following}, %{self._block} ]"
         self.do(f"br label %{head}")
-        self._start(end)
+        self.start(end)
 
     @contextmanager
     def accumulate(self, count: str, type_: str, start: Sequence[str]) -> Iterator[tuple[str, list[str], dict[int, str]]]:
@@ -108,11 +109,11 @@ class FunctionWriter:
         before, values = self._block, [f"%{head}.x{i}" for i in range(len(start))]
         self.do(f"br label %{head}")
         mark = len(self._lines)
-        self._start(head)
+        self.start(head)
         self._lines += [""] * (len(start) + 1)
         more = self.put(f"icmp slt i64 %{head}.i, {count}")
         self.do(f"br i1 {more}, label %{body}, label %{end}")
-        self._start(body)
+        self.start(body)
         update: dict[int, str] = {}
         yield f"%{head}.i", values, update
         following = self.put(f"add i64 %{head}.i, 1")
@@ -120,7 +121,7 @@ class FunctionWriter:
         for i, (value, first) in enumerate(zip(values, start, strict=True)):
             self._lines[mark + 2 + i] = f"  {value} = phi {type_} [ {first}, %{before} ], [ {update[i]}, %{self._block} ]"
         self.do(f"br label %{head}")
-        self._start(end)
+        self.start(end)
 
     @contextmanager
     def lanes(self, mask: str) -> Iterator[str]:
@@ -135,22 +136,30 @@ class FunctionWriter:
         """Only if a condition holds."""
         body, end = self.label(), self.label()
         self.do(f"br i1 {condition}, label %{body}, label %{end}")
-        self._start(body)
+        self.start(body)
         yield
         self.do(f"br label %{end}")
-        self._start(end)
+        self.start(end)
 
     def require(self, condition: str) -> None:
         """Refuse unless a condition holds; nothing may have been written yet."""
         on = self.label()
         self.do(f"br i1 {condition}, label %{on}, label %refused")
-        self._start(on)
+        self.start(on)
+
+    def leave_if(self, condition: str, value: int) -> None:
+        """Return a value if a condition holds."""
+        out, on = self.label(), self.label()
+        self.do(f"br i1 {condition}, label %{out}, label %{on}")
+        self.start(out)
+        self.do(f"ret i64 {value}")
+        self.start(on)
 
     def finish(self) -> str:
         """Go on with the node's next instruction; returns the text of the function."""
         self.do(f"ret i64 {self.word(NodeField.NEXT)}")
         if self._may_idle:
-            self._start("idle")
+            self.start("idle")
             self.do(f"ret i64 {self.word(NodeField.NEXT)}")
         return "\n".join([self._head, *self._lines, "refused:", f"  ret i64 {REFUSED}", "}"])
 
@@ -167,17 +176,17 @@ class FunctionWriter:
         slot, start = self.word(NodeField.GUARD_SLOT), self._block
         guarded, joined, some = self.label(), self.label(), self.label()
         self.do(f"br i1 {self.put(f'icmp eq i64 {slot}, -1')}, label %{joined}, label %{guarded}")
-        self._start(guarded)
+        self.start(guarded)
         self.require_clean([slot], active)
         true = self.put(f"icmp ne <32 x i8> {self.put(f'load <32 x i8>, ptr {self.row(slot)}, align 32')}, zeroinitializer")
         flip = self.put(f"sub i32 0, {self.put(f'trunc i64 {self.word(NodeField.GUARD_NEGATED)} to i32')}")
         holds = self.put(f"xor i32 {self.put(f'bitcast <32 x i1> {true} to i32')}, {flip}")
         chosen, last = self.put(f"and i32 {holds}, {active}"), self._block
         self.do(f"br label %{joined}")
-        self._start(joined)
+        self.start(joined)
         mask = self.put(f"phi i32 [ {active}, %{start} ], [ {chosen}, %{last} ]")
         self.do(f"br i1 {self.put(f'icmp eq i32 {mask}, 0')}, label %idle, label %{some}")
-        self._start(some)
+        self.start(some)
         self._may_idle = True
         return mask
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from mxfp8fa.emulator.compiled.engine import Engine, engine_of
 from mxfp8fa.emulator.compiled.layout import RegisterRows, RegisterShadows
 from mxfp8fa.emulator.compiled.multiply import SCRATCH_WORDS
 from mxfp8fa.emulator.compiled.runtime import Stop, dispatcher
-from mxfp8fa.emulator.compiled.state import STATE_WORDS, State
-from mxfp8fa.emulator.machine.cluster import ARRIVAL_WARP_SHIFT
+from mxfp8fa.emulator.compiled.state import NEVER, STATE_WORDS, Blocked, Mode, State
+from mxfp8fa.emulator.isa import mbarriers
+from mxfp8fa.emulator.machine.barriers import arrival_mark
 from mxfp8fa.emulator.machine.memory import Range
 from mxfp8fa.emulator.machine.warp import BLOCKED, FULL, YIELD, Group, Warp, lanes_of
 from mxfp8fa.emulator.machine.watch import Watch
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA
     from mxfp8fa.emulator.machine.program import Program
 
-NEVER = 1 << 62
 MOVED = {
     State.SHARED_LOAD: "shared load",
     State.SHARED_STORE: "shared store",
@@ -44,8 +45,8 @@ class CompiledWarp(Warp):
         self.regs, self.shadow = self.rows, self.shadows  # type: ignore[assignment]
         words = np.zeros(STATE_WORDS, np.int64)
         self._describe(words)
-        self._state_address = words.ctypes.data
-        self._state = words.data
+        self.state_address = words.ctypes.data
+        self.state = words.data
         self._dispatch = dispatcher()
         self._range: Range | None = None
         self._steps = 0  # Python steps of this turn
@@ -70,7 +71,9 @@ class CompiledWarp(Warp):
         if machine.scratch is None:
             machine.scratch = np.zeros(SCRATCH_WORDS)
         words[State.MEANINGS], words[State.SCRATCH] = self.engine.products.table.ctypes.data, machine.scratch.ctypes.data
-        words[State.WARP_MARK] = (self.index + 1) << ARRIVAL_WARP_SHIFT
+        words[State.WARP_MARK] = arrival_mark(self.index, 0)
+        words[State.BARRIERS], words[State.CTA] = cta.barrier_words.ctypes.data, cta.number
+        words[State.THREADS], words[State.TOKEN], words[State.SPIN] = cta.threads_rounded, -1, -1
 
     def write(self, register: int, value: np.ndarray, bits: int, shadow: np.ndarray | None = None) -> None:
         """Write the lanes in bits; the others keep value and shadow."""
@@ -81,14 +84,19 @@ class CompiledWarp(Warp):
         np.copyto(self.rows.row(register), value, where=lanes_of(bits))
         self.shadows.merge(register, shadow, bits)
 
-    def run(self, budget: int) -> int:
+    def run(self, budget: int, left: int | None = None) -> int:
         """As `Warp.run`; instructions with compiled code run in it."""
         self._steps = 0
-        executed = super().run(budget)
+        executed = super().run(budget, left)
         self.engine.stepped(self._steps)
         if not self.groups:
             self._count_bytes()
         return executed
+
+    @property
+    def waits(self) -> bool:
+        """As `Warp.waits`."""
+        return self.state[State.BLOCKED] != Blocked.NOTHING or all(g.wait is not None for g in self.groups)
 
     def signature(self) -> Any:
         """As `Warp.signature`."""
@@ -99,15 +107,17 @@ class CompiledWarp(Warp):
         """Execute until nothing here can run or the turn is over; returns what is left of it (see `Warp.run`)."""
         program, ready, regions = self.program, self.engine.ready, self.engine.regions
         steps, counts, interior = program.steps, program.counts, program.interior
-        while self.groups and self.group.wait is None:
+        while self.groups and not self.state[State.BLOCKED] and self.group.wait is None:
             group = self.group
             pc = group.pc
             if left <= 0 and not interior[pc]:
                 break
-            if ready[pc] and not group.timed_out and (not self.pending or self._prepare(pc)):
-                executed, step_next = self._run_compiled(group, left)
+            if ready[pc] and not group.timed_out and group.token is None and (not self.pending or self._prepare(pc)):
+                executed, why = self._run_compiled(group, left)
                 left -= executed
-                if not step_next or self.group is not group:
+                if why == Stop.BLOCKED:
+                    break
+                if why != Stop.STEP or self.group is not group:
                     continue
                 pc = group.pc
                 if left <= 0 and not interior[pc]:
@@ -141,57 +151,116 @@ class CompiledWarp(Warp):
         self._deliver(self.engine.named_until_boundary(pc))
         return True
 
-    def _run_compiled(self, group: Group, left: int) -> tuple[int, bool]:
-        """Run compiled code from the group's instruction; returns instructions executed, and whether a step is next."""
-        state = self._state
+    def _run_compiled(self, group: Group, left: int) -> tuple[int, Stop]:
+        """Run compiled code from the group's instruction; returns instructions executed, and why it came back."""
         if self.pending:  # later regions may name registers of loads that are still to be delivered
             left = 1
-        state[State.PC], state[State.MASK], state[State.LEFT], state[State.LIVE] = group.pc, group.bits, left, self.live
-        state[State.STOPS] = state[State.WAITING] = 0
-        if len(self.groups) > 1:
-            self._set_stops(group)
+        self.write_groups()
+        self.state[State.LEFT] = left
+        self.machine.enter_compiled()
+        self.prepare()
+        why = Stop(self._dispatch(self.state_address))
+        self.read_groups()
+        executed = left - self.state[State.LEFT]
+        self.executed += executed
+        self._publish()
+        return executed, why
+
+    def prepare(self) -> None:
+        """Tell compiled code what may have changed since it ran last."""
+        state = self.state
         if not state[State.PRODUCTS] and self.machine.tcgen05_group == "cta_group::1":
             state[State.PRODUCTS] = self._products_here
         if self._range is not self.machine.memory.last:
             self._set_range(self.machine.memory.last)
-        why = self._dispatch(self._state_address)
-        executed = left - state[State.LEFT]
-        if state[State.EPOCH]:
-            self._publish()
-        self.executed += executed
-        group.pc = state[State.PC]
-        if len(self.groups) > 1:
+
+    # -- groups ---------------------------------------------------------------------------------------------------------
+
+    def write_groups(self) -> None:
+        """Groups to the state."""
+        state, group = self.state, self.group
+        state[State.PC], state[State.MASK], state[State.LIVE] = group.pc, group.bits, self.live
+        others = [g for g in self.groups if g is not group]
+        state[State.STOPS] = len(others)
+        if not others:
+            state[State.APART] = 0
+            return
+        for i, other in enumerate(others):
+            state[State.STOP_AT + i], state[State.STOP_LANES + i] = other.pc, other.bits
+        state[State.APART] = self._favoured is not None or any(
+            g.wait is not None or g.token is not None or g.timed_out for g in self.groups
+        )
+        ahead = [g.pc for g in others if g.wait is None]
+        state[State.STOP_FROM] = NEVER if self._favoured is group or not ahead else min(ahead)
+
+    def read_groups(self) -> None:
+        """Groups from the state, where compiled code may have changed them."""
+        state, group = self.state, self.group
+        group.pc, group.bits = state[State.PC], state[State.MASK]
+        if state[State.TOKEN] >= 0 and not state[State.BLOCKED]:
+            group.token, state[State.TOKEN] = state[State.TOKEN], -1
+        if state[State.APART]:
             self._choose()
-        return executed, why == Stop.STEP
+        elif state[State.STOPS] or len(self.groups) > 1:
+            others = [Group(state[State.STOP_AT + i], state[State.STOP_LANES + i]) for i in range(state[State.STOPS])]
+            self.groups = sorted([group, *others], key=lambda g: g.pc)
+
+    def mode(self) -> Mode:
+        """Who is to run this warp; if compiled code, the state is ready for it."""
+        if self.state[State.BLOCKED]:
+            return Mode.READY
+        if all(g.wait is not None for g in self.groups):
+            return Mode.WAITS
+        if self.spinning or self.polls or self.quiet or self.spin_signatures or self.pending:
+            return Mode.PYTHON
+        self.write_groups()
+        if self.state[State.APART] or self.group.timed_out or self.group.token is not None:
+            return Mode.PYTHON
+        self.prepare()
+        return Mode.READY
+
+    def show_wait(self) -> None:
+        """What compiled code knows goes to the groups."""
+        state = self.state
+        if not self.groups:
+            return
+        self.read_groups()
+        kind, key = state[State.BLOCKED], state[State.KEY]
+        state[State.BLOCKED] = Blocked.NOTHING
+        if kind == Blocked.MBARRIER:
+            what = mbarriers.waits_for_parity(mbarriers.read(self.cta, key).phase)
+            text = partial(mbarriers.waiting_text, self.cta, key, what)
+            self.block(mbarriers.key(self.cta, key), text, may_time_out=True)
+        elif kind == Blocked.NAMED:
+            barrier = self.cta.barriers[key]
+            self.group.token, state[State.TOKEN] = state[State.TOKEN], -1
+            self.block(barrier.key, lambda: str(barrier))
 
     def _set_range(self, found: Range | None) -> None:
         """The range of global memory that compiled code may use."""
-        self._range, state = found, self._state
+        self._range, state = found, self.state
         if found is not None:
             state[State.GLOBAL_FROM], state[State.GLOBAL_END] = found.address, found.end
             state[State.GLOBAL_WRITABLE] = found.writable
 
     def _publish(self) -> None:
-        """Tell the machine what compiled code changed, and wake who waits for it."""
-        state = self._state
+        """Tell the machine what compiled code changed, and wake who waits for it in Python's records."""
+        state = self.state
         self.machine.epoch += state[State.EPOCH]
         state[State.EPOCH] = 0
+        self.publish_woken()
+
+    def publish_woken(self) -> None:
+        """Wake the groups that wait for phases which compiled code completed."""
+        state = self.state
         for i in range(state[State.WOKEN]):
-            self.machine.wake(("mbarrier", self.cta.number, state[State.WOKEN_AT + i]))
+            key = state[State.WOKEN_AT + i]
+            self.machine.wake(("mbarrier", self.cta.number, key) if key >= 0 else ("barrier", self.cta.number, -1 - key))
         state[State.WOKEN] = 0
 
     def _count_bytes(self) -> None:
         """Add the bytes that compiled code moved to the machine's."""
         for word, kind in MOVED.items():
-            if self._state[word]:
-                self.machine.count_bytes(kind, self._state[word])
-                self._state[word] = 0
-
-    def _set_stops(self, group: Group) -> None:
-        """Where this group must stop because of the warp's others: where it meets one, or another one comes first."""
-        state, others = self._state, [g for g in self.groups if g is not group]
-        state[State.STOPS], state[State.WAITING] = len(others), sum(g.wait is not None for g in others)
-        for i, other in enumerate(others):
-            state[State.STOP_AT + i] = other.pc
-        ahead = [g.pc for g in others if g.wait is None]
-        state[State.STOP_FROM] = NEVER if self._favoured is group or not ahead else min(ahead)
+            if self.state[word]:
+                self.machine.count_bytes(kind, self.state[word])
+                self.state[word] = 0

@@ -44,7 +44,7 @@ def synchronise(
         threads = None if count is None else uniform(bits, count, "the thread count of a barrier")
         group.token = barrier.arrive(warp, bits, threads, predicate)
     if barrier.generation == group.token:
-        return warp.block(barrier.key, str(barrier))
+        return warp.block(barrier.key, lambda: str(barrier))
     group.token = None
     warp.machine.watch.acquire(barrier.key)
     return None
@@ -155,7 +155,7 @@ def cluster_wait(warp: Warp, bits: int, *, acquire: bool = False, aligned: bool 
         return Outcome.BLOCKED
     barrier = warp.cta.cluster.barrier
     if barrier.waiting(warp, bits):
-        return warp.block(barrier.key, str(barrier))
+        return warp.block(barrier.key, lambda: str(barrier))
     warp.machine.watch.acquire(barrier.key)
     return None
 

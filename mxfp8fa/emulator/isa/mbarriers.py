@@ -234,7 +234,7 @@ def _wait(
     blocking: bool,
 ) -> Any:
     result = np.zeros(32, bool)
-    blocked: tuple[CTA, int, MBarrier] | None = None
+    blocked: tuple[CTA, int] | None = None
     lanes = indices_of(bits)
     named = a[lanes]
     for address in dict.fromkeys(named.tolist()):
@@ -247,14 +247,22 @@ def _wait(
             cta.machine.watch.acquire(key(cta, offset))
         if not answers.all():
             cta.machine.watch.barrier_missed(cta, offset, 1 - barrier.phase)
-            blocked = (cta, offset, barrier)
+            blocked = (cta, offset)
     if blocked is None or not blocking or warp.group.timed_out:
         warp.group.timed_out = False
         return result
-    cta, offset, barrier = blocked
-    last = cta.last_arrival(offset)
-    reason = f"{what} on the mbarrier at shared offset {offset:#x}: {barrier}; last arrival: {last}"
-    return warp.block(key(cta, offset), reason, may_time_out=True)
+    cta, offset = blocked
+    return warp.block(key(cta, offset), lambda: waiting_text(cta, offset, what), may_time_out=True)
+
+
+def waits_for_parity(parity: int) -> str:
+    """What a thread does in mbarrier.try_wait.parity."""
+    return f"waits for phase parity {parity}"
+
+
+def waiting_text(cta: CTA, offset: int, what: str) -> str:
+    """What a report says of a thread that waits on an mbarrier."""
+    return f"{what} on the mbarrier at shared offset {offset:#x}: {read(cta, offset)}; last arrival: {cta.last_arrival(offset)}"
 
 
 @machine(
@@ -274,7 +282,7 @@ def wait_parity(
         ss,
         a,
         lambda m, lanes: b[lanes] & 1 != m.phase,
-        f"waits for phase parity {parity}",
+        waits_for_parity(parity),
         op == "try_wait",
     )
 

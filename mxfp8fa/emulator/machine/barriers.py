@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.cluster import CTA, Cluster
 
 
+ARRIVAL_WARP_SHIFT = 32
+
+
+def arrival_mark(warp_index: int, following: int) -> int:
+    """A word that says who arrived: warp index + 1 above, following instruction below."""
+    return (warp_index + 1) << ARRIVAL_WARP_SHIFT | following
+
+
+def arrival_of(mark: int) -> tuple[int, int]:
+    """(warp index, instruction) of a mark; both are -1 for no mark."""
+    return (mark >> ARRIVAL_WARP_SHIFT) - 1, (mark & ((1 << ARRIVAL_WARP_SHIFT) - 1)) - 1
+
+
 @dataclass
 class Reduction:
     """What barrier.red collects: how many threads had the predicate true, and how many took part."""
@@ -22,28 +36,40 @@ class Reduction:
     seen: int = 0
 
 
-@dataclass
+class BarrierWord(IntEnum):
+    """Words of a named barrier, in memory that compiled code shares (`CTA.barrier_words`)."""
+
+    EXPECTED = 0  # threads of the present phase; ALL of the CTA; 0 before the first arrival
+    ARRIVED = 1  # threads so far
+    GENERATION = 2  # completed phases
+    PARTIAL = 3  # warps of which only a part has arrived
+    LAST = 4  # who arrived last (`cta.arrival_mark`)
+    REDUCES = 5  # 1: predicates are collected
+
+
+ALL = -1
+
+
 class NamedBarrier:
     """One of a CTA's 16 barriers. Arrivals count whole warps (PTX ISA, "bar, barrier").
 
     Attributes:
-        expected: threads of the current phase, 0 before the first arrival.
-        arrived: threads so far.
         partial: per warp index, lanes that have arrived while others of the warp have not.
-        generation: completed phases.
-        result: per generation parity, what barrier.red delivers.
+        reduction, finished: what barrier.red collects in this phase, and what it delivers from the last.
     """
 
-    cta: CTA
-    number: int
-    expected: int = 0
-    explicit: bool = False
-    arrived: int = 0
-    partial: dict[int, int] = field(default_factory=dict)
-    generation: int = 0
-    reduction: Reduction = field(default_factory=Reduction)
-    finished: Reduction = field(default_factory=Reduction)
-    last_arrival: str = ""
+    def __init__(self, cta: CTA, number: int):
+        self.cta = cta
+        self.number = number
+        self.partial: dict[int, int] = {}
+        self.reduction = Reduction()
+        self.finished = Reduction()
+        self._words = cta.barrier_words[number].data
+
+    @property
+    def generation(self) -> int:
+        """Completed phases."""
+        return self._words[BarrierWord.GENERATION]
 
     @property
     def key(self) -> Any:
@@ -59,7 +85,8 @@ class NamedBarrier:
         if predicate is not None:
             self.reduction.true += int(predicate.sum())
             self.reduction.seen += bits.bit_count()
-        self.last_arrival = f"warp {warp.index} at PTX line {warp.program.instructions[warp.group.pc].ptx_line}"
+            self._words[BarrierWord.REDUCES] = 1
+        self._words[BarrierWord.LAST] = arrival_mark(warp.index, warp.group.pc + 1)
         self.partial[warp.index] = seen
         self.check()
         return generation
@@ -70,25 +97,30 @@ class NamedBarrier:
                 f"barrier {self.number} with {count} threads: allowed are multiples of {WARP_LANES} up to the CTA's "
                 f"{self.cta.threads_rounded}"
             )
-        if self.expected == 0:
-            self.explicit = count is not None
-            self.expected = count if count is not None else -1
-        elif (count is not None) != self.explicit or (count is not None and count != self.expected):
-            mine = "all threads" if count is None else f"{count} threads"
-            theirs = f"{self.expected} threads" if self.explicit else "all threads"
+        given, expected = ALL if count is None else count, self._words[BarrierWord.EXPECTED]
+        if expected == 0:
+            self._words[BarrierWord.EXPECTED] = given
+        elif given != expected:
+            mine, theirs = ("all threads" if n == ALL else f"{n} threads" for n in (given, expected))
             raise BarrierError(f"barrier {self.number} awaits {theirs} in this phase, but here it is used with {mine}")
+
+    @property
+    def _target(self) -> int:
+        expected = self._words[BarrierWord.EXPECTED]
+        return self.cta.live_warps * WARP_LANES if expected == ALL else expected
 
     def check(self) -> None:
         """Complete the phase if everybody is there; called again when threads exit."""
-        if self.expected == 0:
+        words = self._words
+        if words[BarrierWord.EXPECTED] == 0:
             return
         self._count_whole_warps()
-        target = self.expected if self.explicit else self.cta.live_warps * WARP_LANES
-        if self.arrived > target and self.explicit:
-            raise BarrierError(f"barrier {self.number}: {self.arrived} threads arrived where {target} are expected")
-        if self.arrived >= target and not self.partial:
-            self.expected = self.arrived = 0
-            self.generation += 1
+        arrived, target = words[BarrierWord.ARRIVED], self._target
+        if arrived > target and words[BarrierWord.EXPECTED] != ALL:
+            raise BarrierError(f"barrier {self.number}: {arrived} threads arrived where {target} are expected")
+        if arrived >= target and not self.partial:
+            words[BarrierWord.EXPECTED] = words[BarrierWord.ARRIVED] = words[BarrierWord.REDUCES] = 0
+            words[BarrierWord.GENERATION] += 1
             self.finished, self.reduction = self.reduction, Reduction()
             self.cta.machine.progress()
             self.cta.machine.watch.publish(self.key)
@@ -100,13 +132,14 @@ class NamedBarrier:
             live = self.cta.warps[index].live
             if seen & live == live:
                 del self.partial[index]
-                self.arrived += WARP_LANES
+                self._words[BarrierWord.ARRIVED] += WARP_LANES
+        self._words[BarrierWord.PARTIAL] = len(self.partial)
 
     def __str__(self) -> str:
-        target = self.expected if self.explicit else self.cta.live_warps * WARP_LANES
-        return (
-            f"barrier {self.number}: {self.arrived} of {target} threads arrived, last {self.last_arrival or 'nobody'}"
-        )
+        warp, pc = arrival_of(self._words[BarrierWord.LAST])
+        last = "nobody" if pc < 0 else f"warp {warp} at PTX line {self.cta.machine.program.instructions[pc].ptx_line}"
+        arrived = self._words[BarrierWord.ARRIVED]
+        return f"barrier {self.number}: {arrived} of {self._target} threads arrived, last {last}"
 
 
 class ClusterBarrier:

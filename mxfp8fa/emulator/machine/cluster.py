@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxfp8fa.emulator.errors import IllegalOperation, OutOfBounds
-from mxfp8fa.emulator.machine.barriers import ClusterBarrier, NamedBarrier
+from mxfp8fa.emulator.machine.barriers import BarrierWord, ClusterBarrier, NamedBarrier, arrival_of
 from mxfp8fa.emulator.machine.memory import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT, SharedMemory
 from mxfp8fa.emulator.machine.tensor_memory import TensorMemory
 from mxfp8fa.emulator.machine.warp import FULL, WARP_LANES, Warp
@@ -15,7 +15,6 @@ from mxfp8fa.emulator.machine.warp import FULL, WARP_LANES, Warp
 if TYPE_CHECKING:
     from mxfp8fa.emulator.machine.machine import Machine
 
-ARRIVAL_WARP_SHIFT = 32  # a word of `CTA.arrivals`: warp index + 1 above, following instruction below
 NAMED_BARRIERS = 16  # PTX ISA, "bar, barrier": numbers 0 to 15
 
 
@@ -25,7 +24,8 @@ class CTA:
     Attributes:
         index: (x, y, z) in the grid.
         rank: rank in its cluster (%cluster_ctarank).
-        arrivals: per 8 bytes of shared memory, a note of compiled code: who arrived last at the mbarrier there.
+        arrivals: per 8 bytes of shared memory, a mark of compiled code: who arrived last at the mbarrier there.
+        barrier_words: of the named barriers.
         number: tells it from every other object of the launch, also from those that are gone (`id` would not).
     """
 
@@ -40,6 +40,7 @@ class CTA:
         self.threads = int(np.prod(launch.block))
         self.threads_rounded = -(-self.threads // WARP_LANES) * WARP_LANES
         self.tensor = TensorMemory()
+        self.barrier_words = np.zeros((NAMED_BARRIERS, len(BarrierWord)), np.int64)
         self.barriers = [NamedBarrier(self, i) for i in range(NAMED_BARRIERS)]
         self._last_arrivals: dict[int, str] = {}
         self.arrivals = np.zeros(self.shared.words.data.size // 8, np.int64)
@@ -60,13 +61,12 @@ class CTA:
 
     def last_arrival(self, offset: int) -> str:
         """Who used the mbarrier at an offset last, for reports."""
-        word = int(self.arrivals[offset // 8])
-        if not word:
+        warp, pc = arrival_of(int(self.arrivals[offset // 8]))
+        if pc < 0:
             return self._last_arrivals.get(offset) or "nobody"
-        warp, following = (word >> ARRIVAL_WARP_SHIFT) - 1, word & ((1 << ARRIVAL_WARP_SHIFT) - 1)
-        by = self.warps[warp].describe(following - 1)
-        committed = self.machine.program.instructions[following - 1].opcode == "tcgen05"
-        return f"{by} (tcgen05.commit)" if committed else by
+        by = self.warps[warp].describe(pc)
+        how = {"tcgen05": " (tcgen05.commit)", "cp": " (TMA load)"}
+        return by + how.get(self.machine.program.instructions[pc].opcode, "")
 
     @property
     def live_warps(self) -> int:

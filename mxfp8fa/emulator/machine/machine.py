@@ -26,6 +26,7 @@ from mxfp8fa.emulator.machine.warp import Group, Warp
 from mxfp8fa.emulator.machine.watch import Watch
 
 if TYPE_CHECKING:
+    from mxfp8fa.emulator.compiled.turns import Turns
     from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
     from mxfp8fa.emulator.machine.program import Program
 
@@ -74,6 +75,7 @@ class Machine:
         self._turn = 0
         self._number = 0
         self.scratch: np.ndarray | None = None  # operands of compiled products
+        self.turns: Turns | None = None  # of compiled code
         self.warp_class = self._evaluator()
         self._check_launch()
 
@@ -83,6 +85,8 @@ class Machine:
 
         if self.options.engine == "numpy" or not compiled.available():
             return Warp
+        if self.options.schedule == "eager" and type(self.watch) is Watch:
+            self.turns = compiled.turns_of(self, QUANTUM["eager"])
         return compiled.prepare(self.program)
 
     def _check_launch(self) -> None:
@@ -126,6 +130,13 @@ class Machine:
             if group.wait is not None and group.wait.key == key:
                 group.wait = None
                 group.timed_out = False
+        if self.turns is not None:
+            self.turns.wake(key)
+
+    def enter_compiled(self) -> None:
+        """Compiled code is about to run a warp."""
+        if self.turns is not None:
+            self.turns.enter()
 
     def next_number(self) -> int:
         """1, 2, 3, ...: tells apart warps, CTAs, clusters, and asynchronous operations that need a queue of their own."""
@@ -158,6 +169,8 @@ class Machine:
         if first is None:
             return False
         self.resident.append(Cluster(self, first, self.launch.cluster))
+        if self.turns is not None:
+            self.turns.arrange()
         return True
 
     def next_cluster(self) -> tuple[int, int, int] | None:
@@ -165,15 +178,38 @@ class Machine:
         return next(self._waiting, None)
 
     def _step(self) -> None:
+        if self.turns is not None:
+            self._step_compiled(self.turns)
+            return
         warp = self._pick()
         random = self.options.schedule == "random"
         if warp is not None:
             self._run_warp(warp, self._quantum(warp))
             if random and self.asynchronous and self.rng.random() < 0.3:
                 self.asynchronous.complete_one(at_random=True)
-        elif self.asynchronous:
-            self.asynchronous.complete_one(at_random=random)
-        elif not self._time_out_waits() and not self._start_cluster():
+        else:
+            self._idle(at_random=random)
+
+    def _step_compiled(self, turns: Turns) -> None:
+        """As many turns as compiled code can give, then the one that it could not."""
+        found = turns.run()
+        if found is None:
+            if turns.idle:
+                self._idle(at_random=False)
+            return
+        quantum = self._quantum(found.warp)
+        left = found.left if found.left < QUANTUM["eager"] else quantum
+        self._after_turn(found.warp, found.warp.run(quantum, left), found.before)
+        turns.ran(found.warp)
+
+    def _idle(self, *, at_random: bool) -> None:
+        """No warp can run."""
+        if self.asynchronous:
+            self.asynchronous.complete_one(at_random=at_random)
+            return
+        if self.turns is not None:
+            self.turns.show_waits()
+        if not self._time_out_waits() and not self._start_cluster():
             self._deadlock()
 
     def _pick(self) -> Warp | None:
@@ -184,7 +220,7 @@ class Machine:
             for cluster in self.resident
             for cta in cluster.ctas
             for w in cta.warps
-            if w.groups and not (w.spinning and w.spin_epoch == epoch) and any(g.wait is None for g in w.groups)
+            if w.groups and not (w.spinning and w.spin_epoch == epoch) and not w.waits
         ]
         if not runnable:
             return None
@@ -208,9 +244,13 @@ class Machine:
         self.watch.run_warp(warp)
         executed = warp.run(quantum)
         self.watch.ran_warp(warp)
+        self._after_turn(warp, executed, before)
+
+    def _after_turn(self, warp: Warp, executed: int, before: int) -> None:
+        """Note what a turn did; `before`: the epoch when it began."""
         self.instructions += executed
         warp.executed = 0
-        if self.epoch != before or not any(g.wait is None for g in warp.groups):
+        if self.epoch != before or warp.waits:
             warp.spinning = warp.polls = False
             warp.quiet = 0
             warp.spin_signatures.clear()
@@ -248,6 +288,8 @@ class Machine:
             for cta in cluster.ctas:
                 self.watch.cta_done(cta)
             self.finished_clusters += 1
+            if self.turns is not None:
+                self.turns.arrange()
 
     # -- reports ------------------------------------------------------------------------------------------------------
 

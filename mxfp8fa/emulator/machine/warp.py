@@ -61,17 +61,22 @@ def bits_of(mask: np.ndarray) -> int:
 
 @dataclass
 class Wait:
-    """Why a group is blocked: `key` is what wakes it, `reason` what a deadlock report prints.
+    """Why a group is blocked.
 
     Attributes:
         key: identity of the awaited thing; `Machine.wake(key)` makes the group runnable.
-        reason: sentence for a person.
+        text: what a deadlock report prints, or how to find it then.
         may_time_out: the instruction may give up (mbarrier.try_wait returns false after a time limit).
     """
 
     key: Any
-    reason: str
+    text: str | Callable[[], str]
     may_time_out: bool = False
+
+    @property
+    def reason(self) -> str:
+        """A sentence for a person."""
+        return self.text if isinstance(self.text, str) else self.text()
 
 
 @dataclass(frozen=True)
@@ -155,9 +160,12 @@ class Warp:
     @property
     def runnable(self) -> bool:
         """Whether some group can execute an instruction now."""
-        if self.spinning and self.spin_epoch == self.machine.epoch:
-            return False
-        return any(g.wait is None for g in self.groups)
+        return not (self.spinning and self.spin_epoch == self.machine.epoch) and not self.waits
+
+    @property
+    def waits(self) -> bool:
+        """Whether no thread can go on: all wait, or have exited."""
+        return all(g.wait is not None for g in self.groups)
 
     # -- registers ----------------------------------------------------------------------------------------------------
 
@@ -323,15 +331,17 @@ class Warp:
 
     # -- execution ----------------------------------------------------------------------------------------------------
 
-    def run(self, budget: int) -> int:
+    def run(self, budget: int, left: int | None = None) -> int:
         """Execute until nothing here can run or `budget` instructions are spent; returns the instructions executed.
 
         A turn ends only at a boundary (`Program.interior`), so a few more instructions than the budget may be executed.
+        `left`: of a turn that has begun, what remains of its budget.
         """
-        self.executed = 0
+        left = budget if left is None else left
+        self.executed = budget - left
         self._choose()
         try:
-            left = self._execute(budget)
+            left = self._execute(left)
         except EmulationError as error:
             if error.site is None:
                 error.site = self.site(self.group.pc, error.lane)
@@ -381,8 +391,8 @@ class Warp:
         groups = tuple((g.pc, g.bits, g.wait is None) for g in self.groups)
         return groups, hash(tuple(r.tobytes() for r in self.regs))
 
-    def block(self, key: Any, reason: str, *, may_time_out: bool = False) -> Outcome:
-        """Block the running group until `key` is woken."""
+    def block(self, key: Any, reason: str | Callable[[], str], *, may_time_out: bool = False) -> Outcome:
+        """Block the running group until `key` is woken; what it waits for is in `reason`."""
         self.group.wait = Wait(key, reason, may_time_out)
         self.machine.waiting.setdefault(key, []).append(self.group)
         return BLOCKED
