@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mxfp8fa.emulator.compiled.jit import available
 
 if TYPE_CHECKING:
+    from mxfp8fa.emulator.compiled.copies import Copies
     from mxfp8fa.emulator.compiled.turns import Turns
     from mxfp8fa.emulator.compiled.warp import CompiledWarp
     from mxfp8fa.emulator.machine.machine import Machine
@@ -28,11 +29,12 @@ def prepare(program: Program) -> type[CompiledWarp]:
     return CompiledWarp
 
 
-def turns_of(machine: Machine, quantum: int) -> Turns:
-    """The schedule of a launch as compiled code; `quantum`: instructions of a turn."""
+def eager(machine: Machine, quantum: int) -> tuple[Turns, Copies]:
+    """What compiled code knows of a launch under the eager schedule: turns (of `quantum` instructions) and tensor maps."""
+    from mxfp8fa.emulator.compiled.copies import Copies
     from mxfp8fa.emulator.compiled.turns import Turns
 
-    return Turns(machine, quantum)
+    return Turns(machine, quantum), Copies()
 
 
-__all__ = ["available", "prepare", "turns_of"]
+__all__ = ["available", "eager", "prepare"]

@@ -25,11 +25,41 @@ def _barrier(f: FunctionWriter, mask: str, bits: int) -> tuple[str, str]:
     address = f.put(f"add i64 {base}, {f.word(NodeField.OFFSET)}")
     if bits == 32:
         address = f.put(f"and i64 {address}, {0xFFFFFFFF}")
+    return _valid_word(f, address)
+
+
+def _valid_word(f: FunctionWriter, address: str) -> tuple[str, str]:
+    """(offset, word) of the mbarrier at a shared address; refuses if there is none in the own CTA."""
     offset = shared_offset(f, address, "8")
     f.require(f.put(f"icmp eq i64 {f.load('i64', f.word(State.SHARED_SHADOW, 'ptr'), offset)}, 0"))
     word = f.load("i64", f.word(State.SHARED, "ptr"), offset)
     f.require(f.put(f"icmp eq i64 {f.put(f'lshr i64 {word}, {_VALID}')}, 1"))
     return offset, word
+
+
+def barrier_word(f: FunctionWriter, address: str) -> tuple[str, str, str, str]:
+    """(offset, word, pending arrivals, transaction count) of the mbarrier at a shared address of the own CTA."""
+    offset, word = _valid_word(f, address)
+    return offset, word, *_counts(f, word)
+
+
+def _counts(f: FunctionWriter, word: str) -> tuple[str, str]:
+    """(pending arrivals, transaction count): 20 bits, and 21 with their sign."""
+    return f.put(f"and i64 {word}, {_FIELD}"), f.put(f"ashr i64 {f.put(f'shl i64 {word}, 3')}, 43")
+
+
+def update_barrier(f: FunctionWriter, offset: str, word: str, pending: str, tx: str, complete: str) -> None:
+    """Give an mbarrier new counts, or begin its next phase; note who did it."""
+    expected = f.put(f"and i64 {f.put(f'lshr i64 {word}, 20')}, {_FIELD}")
+    left = f.put(f"select i1 {complete}, i64 {expected}, i64 {pending}")
+    flip = f.put(f"select i1 {complete}, i64 {1 << _PHASE}, i64 0")
+    kept = f.put(f"and i64 {word}, {~(_FIELD | ((1 << _TX_BITS) - 1) << _TX_SHIFT)}")
+    tx_field = f.put(f"shl i64 {f.put(f'and i64 {tx}, {(1 << _TX_BITS) - 1}')}, {_TX_SHIFT}")
+    new = f.put(f"or i64 {f.put(f'or i64 {kept}, {tx_field}')}, {left}")
+    f.store("i64", f.put(f"xor i64 {new}, {flip}"), f.word(State.SHARED, "ptr"), offset)
+    who = f.put(f"add i64 {f.word(NodeField.NEXT)}, {f.word(State.WARP_MARK)}")
+    f.store("i64", who, f.word(State.ARRIVALS, "ptr"), offset)
+    f.add_word(State.EPOCH, "1")
 
 
 def _alone(f: FunctionWriter) -> str:
@@ -43,14 +73,14 @@ def _block(f: FunctionWriter, kind: Blocked, key: str) -> None:
     f.set_word(State.KEY, key)
 
 
-def _require_room(f: FunctionWriter, completes: str) -> None:
+def require_room(f: FunctionWriter, completes: str) -> None:
     """Refuse to complete a phase if a group of this warp may be among those that wait, or the list of the woken is full."""
     together = f.put(f"icmp eq i64 {f.word(State.APART)}, 0")
     room = f.put(f"icmp slt i64 {f.word(State.WOKEN)}, {WOKEN}")
     f.require(f.put(f"or i1 {f.put(f'xor i1 {completes}, true')}, {f.put(f'and i1 {together}, {room}')}"))
 
 
-def _wake(f: FunctionWriter, kind: Blocked, key: str) -> None:
+def wake_waiters(f: FunctionWriter, kind: Blocked, key: str) -> None:
     """A phase is complete: wake the warps that wait for it in compiled code, and note it for those in Python's records."""
     schedule = f.word(State.SCHEDULE, "ptr")
     scheduled = f.put(f"icmp ne ptr {schedule}, null")
@@ -123,27 +153,17 @@ def arrive(bits: int, *, commits: bool = False) -> FunctionWriter:
     alone = f.put(f"icmp eq i64 {lanes}, 1")
     some = f.put(f"icmp ne i64 {value}, 0")
     f.require(f.put(f"select i1 {expects}, i1 {alone}, i1 {some}"))
-    tx = f.put(f"ashr i64 {f.put(f'shl i64 {word}, 3')}, 43")  # 21 bits, with their sign
+    pending, tx = _counts(f, word)
     tx = f.put(f"add i64 {tx}, {f.put(f'select i1 {expects}, i64 {value}, i64 0')}")
     f.require(f.put(f"icmp sle i64 {tx}, {_FIELD}"))
-    pending = f.put(f"and i64 {word}, {_FIELD}")
     count = f.put(f"select i1 {expects}, i64 1, i64 {f.put(f'mul i64 {lanes}, {value}')}")
     f.require(f.put(f"icmp ule i64 {count}, {pending}"))
     left = f.put(f"sub i64 {pending}, {count}")
     complete = f.put(f"icmp eq i64 {f.put(f'or i64 {left}, {tx}')}, 0")
-    _require_room(f, complete)
-    expected = f.put(f"and i64 {f.put(f'lshr i64 {word}, 20')}, {_FIELD}")
-    left = f.put(f"select i1 {complete}, i64 {expected}, i64 {left}")
-    flip = f.put(f"select i1 {complete}, i64 {1 << _PHASE}, i64 0")
-    kept = f.put(f"and i64 {word}, {~(_FIELD | ((1 << _TX_BITS) - 1) << _TX_SHIFT)}")
-    tx_field = f.put(f"shl i64 {f.put(f'and i64 {tx}, {(1 << _TX_BITS) - 1}')}, {_TX_SHIFT}")
-    new = f.put(f"or i64 {f.put(f'or i64 {kept}, {tx_field}')}, {left}")
-    f.store("i64", f.put(f"xor i64 {new}, {flip}"), f.word(State.SHARED, "ptr"), offset)
-    who = f.put(f"add i64 {f.word(NodeField.NEXT)}, {f.word(State.WARP_MARK)}")
-    f.store("i64", who, f.word(State.ARRIVALS, "ptr"), offset)
-    f.add_word(State.EPOCH, "1")
+    require_room(f, complete)
+    update_barrier(f, offset, word, left, tx, complete)
     with f.when(complete):
-        _wake(f, Blocked.MBARRIER, offset)
+        wake_waiters(f, Blocked.MBARRIER, offset)
     f.body = f.finish()
     return f
 
@@ -231,14 +251,14 @@ def _arrival(f: FunctionWriter, mask: str, number: str, barrier: str) -> str:
     arrived = f.put(f"add i64 {_word(f, barrier, BarrierWord.ARRIVED)}, {WARP_LANES}")
     f.require(f.put(f"icmp ule i64 {arrived}, {count}"))
     complete = f.put(f"icmp eq i64 {arrived}, {count}")
-    _require_room(f, complete)
+    require_room(f, complete)
     _set(f, barrier, BarrierWord.LAST, f.put(f"add i64 {f.word(NodeField.NEXT)}, {f.word(State.WARP_MARK)}"))
     _set(f, barrier, BarrierWord.EXPECTED, f.put(f"select i1 {complete}, i64 0, i64 {count}"))
     _set(f, barrier, BarrierWord.ARRIVED, f.put(f"select i1 {complete}, i64 0, i64 {arrived}"))
     with f.when(complete):
         _set(f, barrier, BarrierWord.GENERATION, f.put(f"add i64 {_word(f, barrier, BarrierWord.GENERATION)}, 1"))
         f.add_word(State.EPOCH, "1")
-        _wake(f, Blocked.NAMED, number)
+        wake_waiters(f, Blocked.NAMED, number)
     return complete
 
 

@@ -60,6 +60,8 @@ def direct_form(instruction: syntax.Instruction, live: int, program: Program, la
         return _commit(instruction, modifiers, program, layout)
     if opcode == "tcgen05" and instruction.guard is None:
         return _tensor(instruction, modifiers, layout)
+    if opcode == "cp" and instruction.qualifiers[:3] == ("async", "bulk", "tensor"):
+        return _tensor_copy(instruction, modifiers, program, layout)
     if opcode == "mbarrier":
         return _barrier(instruction, live, program, layout)
     if opcode in ("bar", "barrier"):
@@ -164,6 +166,24 @@ def _multiply(instruction: syntax.Instruction, modifiers: dict[str, Any], layout
     slots = [word for pair in values if pair for word in pair] + [m[0] for m in masks if m]
     number = form_number(kind[6:], modifiers.get("vector"))
     return Direct(f"multiply_{int(scaled) + 2 * tensor_a}", tuple(slots), len(masks), constant=number)
+
+
+def _tensor_copy(
+    instruction: syntax.Instruction, modifiers: dict[str, Any], program: Program, layout: RegisterLayout
+) -> Direct | None:
+    """A load of a box to the own CTA. Operands: [d], [map, {coordinates}], [mbarrier], and maybe a cache hint."""
+    place, source, *others = instruction.operands
+    pair = "cta_group::2" in (modifiers.get("group"), modifiers.get("late_group"))
+    if "dst" not in modifiers or modifiers.get("multicast") or pair or modifiers.get("mode") not in (None, "tile"):
+        return None
+    if not isinstance(source, syntax.TensorAddress):
+        return None
+    addresses = [_address(x, program, layout) for x in (place, others[0], source.address)]
+    coordinates = [_operand(x, 32, layout) for x in source.coordinates]
+    if [a and a[1] for a in addresses] != [32, 32, 64] or None in coordinates:
+        return None
+    pairs = [(a[0], a[2]) for a in addresses if a] + [c for c in coordinates if c]
+    return Direct(f"load_box_{len(coordinates)}", tuple(word for pair in pairs for word in pair))
 
 
 def _operand(operand: Any, bits: int, layout: RegisterLayout) -> tuple[int, int] | None:

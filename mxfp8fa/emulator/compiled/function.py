@@ -218,6 +218,20 @@ class FunctionWriter:
         """How many lanes are active, as an i64."""
         return self.put(f"zext i32 {self.call('llvm.ctpop.i32', 'i32', f'i32 {mask}')} to i64")
 
+    def first_lane(self, mask: str) -> str:
+        """The lowest active lane, as an i64."""
+        return self.put(f"zext i32 {self.call('llvm.cttz.i32', 'i32', f'i32 {mask}', 'i1 false')} to i64")
+
+    def operand(self, index: int, bits: int, lane: str, mask: str) -> str:
+        """An operand of one lane as an i64, from a list of pairs of a slot and a constant to add; refuses poison."""
+        slot, constant = self.slot(2 * index), self.slot(2 * index + 1)
+        self.require_clean([slot], mask)
+        value = self.load(f"i{bits}", self.row(slot), lane, f"i{bits}")
+        if bits == 64:
+            return self.put(f"add i64 {value}, {constant}")
+        wide = self.put(f"zext i{bits} {value} to i64")
+        return self.put(f"and i64 {self.put(f'add i64 {wide}, {constant}')}, {0xFFFFFFFF}")
+
     def uniform(self, row: str, bits: int, mask: str) -> str:
         """The value that all active lanes have, as an i64; refuses if they differ."""
         vector = f"<32 x i{bits}>"

@@ -151,9 +151,9 @@ def multiply(form: int) -> FunctionWriter:
     f.require(f.put(f"icmp ne i64 {f.word(State.PRODUCTS)}, 0"))
     mask = f.mask()
     f.require(f.put(f"icmp eq i64 {f.lane_count(mask)}, 1"))
-    lane = f.put(f"zext i32 {f.call('llvm.cttz.i32', 'i32', f'i32 {mask}', 'i1 false')} to i64")
+    lane = f.first_lane(mask)
     bits = [max(b, 8) for b in widths(scaled=scaled, tensor_a=tensor_a)]
-    values = dict(zip(OPERANDS, [_operand(f, i, b, lane, mask) for i, b in enumerate(bits)], strict=False))
+    values = dict(zip(OPERANDS, [f.operand(i, b, lane, mask) for i, b in enumerate(bits)], strict=False))
     with f.loop(f.word(NodeField.WORDS)) as k:
         slot = f.slot(f.put(f"add i64 {k}, {2 * len(bits)}"))
         f.require_clean([slot], mask)
@@ -193,16 +193,6 @@ def _nonzero(f: FunctionWriter, value: str) -> str:
 def _meaning(f: FunctionWriter, record: str, field: IntEnum, element: str = "i64") -> str:
     """A word of a shape or a place."""
     return f.load(element, f.put(f"inttoptr i64 {record} to ptr"), int(field), "i64")
-
-
-def _operand(f: FunctionWriter, index: int, bits: int, lane: str, mask: str) -> str:
-    """An operand of the one thread, as an i64."""
-    slot, constant = f.slot(2 * index), f.slot(2 * index + 1)
-    f.require_clean([slot], mask)
-    value = f.load(f"i{bits}", f.row(slot), lane, f"i{bits}")
-    if bits == 64:
-        return f.put(f"add i64 {value}, {constant}")
-    return f.put(f"and i64 {f.put(f'add i64 {_wide(f, value, bits)}, {constant}')}, {0xFFFFFFFF}")
 
 
 def _wide(f: FunctionWriter, value: str, bits: int) -> str:

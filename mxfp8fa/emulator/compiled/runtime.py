@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from mxfp8fa.emulator.compiled import barriers, memory, multiply
+from mxfp8fa.emulator.compiled import barriers, copies, memory, multiply
 from mxfp8fa.emulator.compiled.function import FunctionWriter
 from mxfp8fa.emulator.compiled.jit import the_jit
 from mxfp8fa.emulator.compiled.state import NEVER, NODE_WORDS, REFUSED, Mode, NodeField, Schedule, State
@@ -451,6 +451,7 @@ _SINGLE = {"pass_by": memory.pass_by, "wait_tensor": memory.wait_tensor, "warp_s
 _SINGLE |= {"bar_sync": barriers.bar_sync, "bar_arrive": barriers.bar_arrive}
 _BY_NUMBER: dict[str, Callable[[int], FunctionWriter]] = {"wait_parity": barriers.wait_parity, "arrive": barriers.arrive}
 _BY_NUMBER |= {"commit": barriers.commit, "multiply": multiply.multiply}
+_BY_NUMBER |= {"load_box": copies.load_box}
 _BY_NUMBER |= {"load_tensor": memory.load_tensor, "store_tensor": memory.store_tensor}
 
 

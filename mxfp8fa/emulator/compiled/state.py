@@ -61,6 +61,7 @@ class State(IntEnum):
     CTA = 90  # number of the CTA
     THREADS = 91  # of the CTA, in whole warps
     MODE = 92  # a `Mode`
+    MAPS = 94  # address of what is known of tensor maps (`copies`), or 0
     SPIN = 93  # the epoch in which the warp was last seen going round in circles, or -1
 
 

@@ -26,6 +26,7 @@ from mxfp8fa.emulator.machine.warp import Group, Warp
 from mxfp8fa.emulator.machine.watch import Watch
 
 if TYPE_CHECKING:
+    from mxfp8fa.emulator.compiled.copies import Copies
     from mxfp8fa.emulator.compiled.turns import Turns
     from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
     from mxfp8fa.emulator.machine.program import Program
@@ -75,7 +76,8 @@ class Machine:
         self._turn = 0
         self._number = 0
         self.scratch: np.ndarray | None = None  # operands of compiled products
-        self.turns: Turns | None = None  # of compiled code
+        self.turns: Turns | None = None  # both of compiled code
+        self.copies: Copies | None = None
         self.warp_class = self._evaluator()
         self._check_launch()
 
@@ -86,7 +88,7 @@ class Machine:
         if self.options.engine == "numpy" or not compiled.available():
             return Warp
         if self.options.schedule == "eager" and type(self.watch) is Watch:
-            self.turns = compiled.turns_of(self, QUANTUM["eager"])
+            self.turns, self.copies = compiled.eager(self, QUANTUM["eager"])
         return compiled.prepare(self.program)
 
     def _check_launch(self) -> None:

@@ -290,7 +290,7 @@ class Warp:
                 else:
                     merged.append(g)
             self.groups = merged
-        if self._favoured not in self.groups or self._favoured.wait is not None:
+        if len(self.groups) < 2 or self._favoured not in self.groups or self._favoured.wait is not None:
             self._favoured = None
         runnable = (g for g in self.groups if g.wait is None)
         self.group = self._favoured or next(runnable, self.groups[0] if self.groups else self.group)

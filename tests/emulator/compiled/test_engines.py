@@ -72,11 +72,29 @@ skip: shl.b32 %a, %v, 1;""",
     "poison that only moves": """
   setp.lt.u32 %q, %t, 40; @%q mov.u32 %u, %i; mov.b64 %pair, {%u, %t}; mov.b64 {%s, %a}, %pair;
   mov.u32 %v, %a; @%q add.u32 %v, %s, %a;""",
+    "named barriers": """
+  and.b32 %s, %t, 32; setp.eq.u32 %q, %s, 0; mov.u32 %a, buffer; @%q bra first;
+  st.shared.u32 [%a], %i; bar.arrive 1, 64; barrier.sync 2, 64; ld.shared.u32 %v, [%a+4]; bra both;
+first: bar.sync 1, 64; ld.shared.u32 %v, [%a]; add.u32 %v, %v, 7; st.shared.u32 [%a+4], %v; bar.arrive 2, 64;
+both: bar.sync 3, 64;""",
+    "named barriers that reduce in some rounds": """
+  and.b32 %s, %i, 3; setp.eq.u32 %q, %s, 0; setp.gt.u32 %w, %t, 20; @%q bra reduces; bar.sync 1, 64; bra go;
+reduces: barrier.red.popc.u32 %v, 1, 64, %w;
+go: add.u32 %v, %v, 1;""",
+    "groups that wait for one another": """
+  and.b32 %s, %t, 31; setp.eq.u32 %q, %s, 5; mov.u32 %a, buffer; and.b32 %m, %t, 32; add.u32 %a, %a, %m; @!%q bra meet; st.shared.u32 [%a], %i; add.u32 %v, %v, 3;
+meet: bar.warp.sync -1; ld.shared.u32 %s, [%a]; add.u32 %v, %v, %s; and.b32 %s, %t, 3; setp.gt.u32 %w, %s, 1; @%w bra odd;
+  bar.warp.sync 0x33333333; mad.lo.u32 %v, %v, 3, 1; bra on;
+odd: bar.warp.sync 0xCCCCCCCC; mad.lo.u32 %v, %v, 5, 2;
+on: bar.sync 0, 64;""",
+    "parameters": """
+  ld.param.u32 %s, [n]; ld.param.v2.b8 {%h, %k}, [n]; ld.param.s8 %m, [n]; ld.param.u64 %pair, [x]; cvt.u32.u16 %a, %h;
+  setp.lt.u32 %q, %t, 7; @%q ld.param.u16 %v, [n]; mad.lo.u32 %v, %a, %s, %v; add.u32 %v, %v, %m;""",
     "a loop of its own for every thread": """
   and.b32 %s, %t, 15; mov.u32 %v, 0;
 inner: mad.lo.u32 %v, %v, 5, %i; setp.ne.u32 %q, %s, 0; @%q sub.u32 %s, %s, 1; @%q bra inner;""",
 }
-EXTRA = ".reg .f32 %g0; .reg .b32 %u; mov.f32 %g0, 0f3F800000; mov.u32 %v, 1;"
+EXTRA = ".reg .f32 %g0; .reg .b32 %u; .reg .b16 %h, %k; mov.f32 %g0, 0f3F800000; mov.u32 %v, 1;"
 
 
 @pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: "-".join(map(str, o.values())))
@@ -102,6 +120,30 @@ wait: mbarrier.try_wait.parity.shared.b64 %w, [%a], %m; @!%w bra wait;"""
 @pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: "-".join(map(str, o.values())))
 def test_mbarriers(options):
     run(arrivals(ROUND), **options)
+
+
+ONE_WAITS = """
+  setp.eq.u32 %q, %t, 3; mov.u32 %v, %i; @!%q bra others; and.b32 %m, %i, 1;
+wait: mbarrier.try_wait.parity.shared.b64 %w, [%a], %m; @!%w bra wait;
+  st.shared.u32 [%a+8], %i; bra together;
+others: setp.ge.u32 %q, %t, 32; @%q mbarrier.arrive.shared.b64 %pair, [%a]; setp.lt.u32 %q, %t, 32; mbarrier.arrive.shared.b64 %pair, [%a];
+together: bar.sync 1, 64;"""
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: "-".join(map(str, o.values())))
+def test_a_thread_that_waits_apart_from_its_warp(options):
+    """Lane 3 waits on an mbarrier; the other 31 lanes, and twice each lane of the other warp, arrive."""
+    body = arrivals(ONE_WAITS).replace("[%a], 64;", "[%a], 95;")
+    run(body, **options)
+
+
+def test_a_deadlock_of_compiled_waits_is_reported_as_by_python():
+    """In round 40 warp 1 waits at barrier 1 and warp 0 on an mbarrier that nobody else arrives at."""
+    stuck = "setp.ge.u32 %q, %t, 32; setp.gt.u32 %w, %i, 39; and.pred %q, %q, %w; @%q bar.sync 1, 64;"
+    with pytest.raises(DeadlockError) as found:
+        run(arrivals(stuck + ROUND))
+    assert "barrier 1: 32 of 64 threads arrived, last warp 1 at PTX line" in str(found.value)
+    assert "waits for phase parity 0 on the mbarrier at shared offset 0x400" in str(found.value)
 
 
 def test_who_arrived_last_is_known_after_compiled_arrivals():
