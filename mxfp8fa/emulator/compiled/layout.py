@@ -48,11 +48,16 @@ class RegisterLayout:
 class RegisterRows:
     """The registers of one warp as a list of arrays; reading copies, so an array never changes behind its reader."""
 
-    def __init__(self, layout: RegisterLayout, rank: int = 0):
+    def __init__(self, layout: RegisterLayout, rank: int = 0, memory: np.ndarray | None = None):
+        """`memory`: that of a warp that has exited, to be used again."""
         self._layout = layout
-        raw = np.zeros(layout.size_bytes + ALIGNMENT_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT_BYTES
-        self.memory = raw[start : start + layout.size_bytes]
+        if memory is None:
+            raw = np.zeros(layout.size_bytes + ALIGNMENT_BYTES, np.uint8)
+            start = -raw.ctypes.data % ALIGNMENT_BYTES
+            memory = raw[start : start + layout.size_bytes]
+        else:
+            memory.fill(0)
+        self.memory = memory
         self.address = self.memory.ctypes.data
         self._rows: list[np.ndarray | None] = [None] * len(layout.offsets)
         self.row(len(layout.offsets) - 1)[...] = rank << SHARED_RANK_SHIFT

@@ -40,7 +40,8 @@ class CompiledWarp(Warp):
     def __init__(self, cta: CTA, index: int, bits: int, program: Program):
         super().__init__(cta, index, bits, program)
         self.engine: Engine = engine_of(program)
-        self.rows = RegisterRows(self.engine.layout, cta.rank)
+        spare = self.machine.spare_registers
+        self.rows = RegisterRows(self.engine.layout, cta.rank, spare.pop() if spare else None)
         self.shadows = RegisterShadows(self.engine.layout)
         self.regs, self.shadow = self.rows, self.shadows  # type: ignore[assignment]
         words = np.zeros(STATE_WORDS, np.int64)
@@ -99,6 +100,10 @@ class CompiledWarp(Warp):
     def waits(self) -> bool:
         """As `Warp.waits`."""
         return self.state[State.BLOCKED] != Blocked.NOTHING or all(g.wait is not None for g in self.groups)
+
+    def retired(self) -> None:
+        """As `Warp.retired`; another warp takes the memory."""
+        self.machine.spare_registers.append(self.rows.memory)
 
     def signature(self) -> Any:
         """As `Warp.signature`."""

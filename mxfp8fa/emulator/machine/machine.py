@@ -76,6 +76,7 @@ class Machine:
         self._turn = 0
         self._number = 0
         self.scratch: np.ndarray | None = None  # operands of compiled products
+        self.spare_registers: list[np.ndarray] = []  # memory of compiled warps that have exited
         self.turns: Turns | None = None  # both of compiled code
         self.copies: Copies | None = None
         self.warp_class = self._evaluator()
@@ -289,6 +290,8 @@ class Machine:
             self.resident.remove(cluster)
             for cta in cluster.ctas:
                 self.watch.cta_done(cta)
+                for warp in cta.warps:
+                    warp.retired()
             self.finished_clusters += 1
             if self.turns is not None:
                 self.turns.arrange()

@@ -167,6 +167,9 @@ class Warp:
         """Whether no thread can go on: all wait, or have exited."""
         return all(g.wait is not None for g in self.groups)
 
+    def retired(self) -> None:
+        """The warp's cluster is done: nobody will look at its registers any more."""
+
     # -- registers ----------------------------------------------------------------------------------------------------
 
     def write(self, register: int, value: np.ndarray, bits: int, shadow: np.ndarray | None = None) -> None:
