@@ -61,7 +61,7 @@ class Copies:
 
     def learn(self, address: int, raw: bytes, tensor: TensorMap, box: Box, valid: Range | None) -> None:
         """Note what the map at an address means; `box`: a whole box that was just loaded, `valid`: the range that holds it."""
-        if not box.whole or valid is None or (address, tensor) in self._known:
+        if valid is None or (address, tensor) in self._known:
             return
         self._known.add((address, tensor))
         chunks = tensor_map.chunks_of(tensor, 0)

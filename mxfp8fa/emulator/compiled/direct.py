@@ -112,7 +112,9 @@ def _parameter(
 ) -> Direct | None:
     """A load of kernel parameters from a known place."""
     value, at = instruction.operands[:2]
-    place = at.base if isinstance(at, syntax.Address) else None
+    if not isinstance(at, syntax.Address):
+        return None
+    place = at.base
     if not isinstance(place, syntax.Symbol) or place.space != "param" or modifiers["type"] == "b128":
         return None
     size, count = words_of(modifiers["type"], modifiers.get("vec"))

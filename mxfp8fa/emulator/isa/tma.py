@@ -73,16 +73,18 @@ def load(
         for cta in ctas:
             signalled = _signalled(cta, barrier_cta, pair=pair, multicast=bool(multicast))
             _queue_load(warp, tensor, box, cta, offset, signalled, barrier)
-        if warp.machine.copies is not None and rows is None:
+        if rows is None:
             _remember(warp, int(a[0][lane]), tensor, box)
 
 
 def _remember(warp: Warp, address: int, tensor: TensorMap, box: tensor_map.Box) -> None:
     """Let compiled code know the map of a load."""
-    memory, origin = warp.machine.memory, int(box.addresses.min())
+    memory, copies, origin = warp.machine.memory, warp.machine.copies, int(box.addresses.min())
+    if copies is None or not box.whole:
+        return
     raw = memory.bytes(address, tensor_map.DECODED_BYTES).tobytes()
     valid = memory.find(origin, int(box.addresses.max()) + tensor.element_bytes - origin)
-    warp.machine.copies.learn(address, raw, tensor, box, valid)
+    copies.learn(address, raw, tensor, box, valid)
 
 
 def _signalled(cta: CTA, barrier_cta: CTA, *, pair: bool, multicast: bool) -> CTA:

@@ -82,8 +82,10 @@ both: bar.sync 3, 64;""",
 reduces: barrier.red.popc.u32 %v, 1, 64, %w;
 go: add.u32 %v, %v, 1;""",
     "groups that wait for one another": """
-  and.b32 %s, %t, 31; setp.eq.u32 %q, %s, 5; mov.u32 %a, buffer; and.b32 %m, %t, 32; add.u32 %a, %a, %m; @!%q bra meet; st.shared.u32 [%a], %i; add.u32 %v, %v, 3;
-meet: bar.warp.sync -1; ld.shared.u32 %s, [%a]; add.u32 %v, %v, %s; and.b32 %s, %t, 3; setp.gt.u32 %w, %s, 1; @%w bra odd;
+  and.b32 %s, %t, 31; setp.eq.u32 %q, %s, 5; mov.u32 %a, buffer; and.b32 %m, %t, 32;
+  add.u32 %a, %a, %m; @!%q bra meet; st.shared.u32 [%a], %i; add.u32 %v, %v, 3;
+meet: bar.warp.sync -1; ld.shared.u32 %s, [%a]; add.u32 %v, %v, %s; and.b32 %s, %t, 3;
+  setp.gt.u32 %w, %s, 1; @%w bra odd;
   bar.warp.sync 0x33333333; mad.lo.u32 %v, %v, 3, 1; bra on;
 odd: bar.warp.sync 0xCCCCCCCC; mad.lo.u32 %v, %v, 5, 2;
 on: bar.sync 0, 64;""",
@@ -126,7 +128,8 @@ ONE_WAITS = """
   setp.eq.u32 %q, %t, 3; mov.u32 %v, %i; @!%q bra others; and.b32 %m, %i, 1;
 wait: mbarrier.try_wait.parity.shared.b64 %w, [%a], %m; @!%w bra wait;
   st.shared.u32 [%a+8], %i; bra together;
-others: setp.ge.u32 %q, %t, 32; @%q mbarrier.arrive.shared.b64 %pair, [%a]; setp.lt.u32 %q, %t, 32; mbarrier.arrive.shared.b64 %pair, [%a];
+others: setp.ge.u32 %q, %t, 32; @%q mbarrier.arrive.shared.b64 %pair, [%a];
+  setp.lt.u32 %q, %t, 32; mbarrier.arrive.shared.b64 %pair, [%a];
 together: bar.sync 1, 64;"""
 
 
