@@ -148,17 +148,23 @@ def test_attention(unseen):
         np.testing.assert_array_equal(lse.numpy(), expected_lse)
 
 
+CHOICES = [{"qk_blocks": "1x32", "grad_qk_blocks": "1x32"}, {"k_mean": True}]
+CHOICES += [{"dq_accumulate": "float16", "dq_scale_log2": "auto"}]
+choices = pytest.mark.parametrize("choice", CHOICES, ids=str)
+
+
+@choices
 @pytest.mark.parametrize("broadcast_q", [False, True])
-def test_everything_up_to_the_launches(unseen, broadcast_q):
+def test_everything_up_to_the_launches(unseen, broadcast_q, choice):
     """Of forward and backward, with an observer that sees every operator."""
-    check_up_to_the_launches(NoWaiting, "cpu", broadcast_q)
+    check_up_to_the_launches(NoWaiting, "cpu", broadcast_q, choice)
 
 
-def check_up_to_the_launches(watch, device, broadcast_q):
+def check_up_to_the_launches(watch, device, broadcast_q, choice):
     q, k, v, cu_q, cu_k, *_ = (x.to(device) if isinstance(x, torch.Tensor) else x for x in attention_inputs())
     rows = len(q) * (len(cu_k) - 1) if broadcast_q else len(q)
     o, do, lse = (torch.ones(shape, device=device) for shape in ((rows, 1, 64), (rows, 1, 64), (1, rows)))
-    options = AttentionOptions(qk_blocks="1x32", grad_qk_blocks="1x32")
+    options = AttentionOptions(**choice)
     with watch():
         call = varlen._call(((q, k, v), *varlen._FLOATS), None if broadcast_q else cu_q, cu_k, None, True, options.text)
         made, _ = payloads(call)
@@ -220,10 +226,11 @@ def test_producers_on_a_gpu(how, axes):
 
 
 @on_gpu
+@choices
 @pytest.mark.parametrize("broadcast_q", [False, True])
-def test_everything_up_to_the_launches_on_a_gpu(broadcast_q):
+def test_everything_up_to_the_launches_on_a_gpu(broadcast_q, choice):
     """No Hopper can run attention, but it can do all that comes before."""
-    check_up_to_the_launches(nobody_waits, "cuda", broadcast_q)
+    check_up_to_the_launches(nobody_waits, "cuda", broadcast_q, choice)
 
 
 @on_gpu

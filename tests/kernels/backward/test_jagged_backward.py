@@ -154,7 +154,7 @@ def test_1_beside_16384(schedule):
     x, cu = data((16384, 1, 130), (1, 16384, 1))
     tiles = []
     operands, expected = model(x, cu, on_tile=lambda t: tiles.append((t.q_tile, np.abs(t.dq).astype(np.float64))))
-    gradients = run(operands, jagged(cu), check="off", **schedule)
+    gradients = run(operands, jagged(cu), check="off", wait_ld="dependency", **schedule)
     for name in ("dV", "dK"):
         assert_same(getattr(gradients, name), getattr(expected, name))
     several = slice(16384, 16385)
