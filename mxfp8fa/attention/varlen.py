@@ -136,7 +136,7 @@ def attention_varlen_forward(
     call = _call(parts, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, options)
     if validate or host_may_look(q.device):
         check_values(call, max_seqlen_q, max_seqlen_k)
-        _check_own_values(call, own_cu_seqlens)
+    _check_own(call, own_cu_seqlens, look=validate or host_may_look(q.device))
     o, lse = call.empty_output()
     if o.numel() == 0:
         return o, lse
@@ -264,6 +264,9 @@ def _call(
             raise ValueError(f"cu_seqlens_q has {lengths} elements and cu_seqlens_k {len(x)}; allowed: B + 1 each")
         lengths = len(x)
     tokens_q, tokens_k = (x.shape[0] if x.ndim else 0 for x in (q, k))
+    for name, tokens in (("q", tokens_q), ("k", tokens_k)):
+        if lengths == 1 and tokens:
+            raise ValueError(f"cu_seqlens are of 0 sequences, but {name} has {tokens} tokens; allowed: B + 1 elements")
     sequences = Jagged(cu_seqlens_q, cu_seqlens_k, tokens_q, tokens_k, exact=host_may_look(q.device))
     if max(sequences.tokens_o, tokens_k) > MAX_TOKENS:
         raise ValueError(f"there are {max(sequences.tokens_o, tokens_k)} tokens; allowed: at most 2^31 - 1")
@@ -299,19 +302,20 @@ def check_values(call: Call, max_seqlen_q: int, max_seqlen_k: int) -> None:
             raise ValueError(f"max_seqlen_{side} = {longest}; the longest sequence has {max(lengths)} tokens")
 
 
-def _check_own_values(call: Call, own: Sequence[torch.Tensor]) -> None:
-    """Operands were quantized for the sequences that the call is about.
+def _check_own(call: Call, own: Sequence[torch.Tensor], *, look: bool) -> None:
+    """Operands were quantized for the sequences that the call is about, as far as can be said, if not `look`, without values.
 
     Raises:
         ValueError: they were quantized for others.
     """
     quantized = [name for name, axes in zip(NAMES, call.axes, strict=True) if axes]
-    for name, offsets in zip(quantized, own, strict=True):
-        given, said = offsets.tolist(), call.cu_seqlens(name)
+    for name, given in zip(quantized, own, strict=True):
+        said = call.cu_seqlens(name)
         assert said is not None
-        if given != said.tolist():
-            first = next((i for i, (a, b) in enumerate(zip(given, said.tolist(), strict=False)) if a != b), "their end")
-            raise ValueError(
-                f"{name} is an MXOperand of {len(given) - 1} sequences and the call is about {len(said) - 1}; cu_seqlens differ "
-                f"at {first}; allowed: the same"
-            )
+        what = f"{name} is an MXOperand of {len(given) - 1} sequences and the call is about {len(said) - 1}"
+        if len(given) != len(said):
+            raise ValueError(f"{what}; allowed: the same")
+        pairs = enumerate(zip(given.tolist(), said.tolist(), strict=True)) if look else ()
+        differs = next((i for i, (a, b) in pairs if a != b), None)
+        if differs is not None:
+            raise ValueError(f"{what}; cu_seqlens differ at {differs}; allowed: the same")

@@ -137,6 +137,7 @@ def attention_inputs():
     return q, k, v, cumulative(LENGTHS), cumulative(KEYS), max(LENGTHS), max(KEYS)
 
 
+@pytest.mark.slow
 def test_attention(unseen):
     """Floats in, the forward kernel's O out, through the operator."""
     arguments = attention_inputs()
@@ -255,6 +256,25 @@ def test_what_can_be_said_without_looking(unseen):
         scales = {"tokens": torch.zeros(1, tiles, 1, 512, dtype=torch.uint8)}
         with pytest.raises(ValueError, match=r"need torch.uint8 \(1, [12], 1, 512\)"):
             MXOperand(operand.codes, scales, (2,), cu_seqlens=operand.cu_seqlens)
+
+
+def test_only_validate_looks_at_the_offsets_of_a_call(unseen):
+    """Kinds and numbers of sequences are refused on a device too; values if asked for, and that waits."""
+    q, k, v, cu_q, cu_k, *longest = attention_inputs()
+    with pytest.raises(AssertionError, match="the host waits for Tensor"):
+        flash_attn_varlen_func(q, k, v, cu_q, cu_k, *longest, validate=True)
+    with pytest.raises(ValueError, match="cu_seqlens are of 0 sequences, but q has 171 tokens"):
+        flash_attn_varlen_func(q, k, v, cu_q[:1], cu_k[:1], *longest)
+    operand = quantize(q, axes=(2,), cu_seqlens=cu_q[[0, -1]])
+    with pytest.raises(ValueError, match="q is an MXOperand of 1 sequences and the call is about 7; allowed: the same"):
+        flash_attn_varlen_func(operand, k, v, cu_q, cu_k, *longest)
+
+
+@on_gpu
+def test_validate_looks_at_the_offsets_of_a_call_on_a_gpu():
+    q, k, v, cu_q, cu_k, *longest = (x.cuda() if isinstance(x, torch.Tensor) else x for x in attention_inputs())
+    with pytest.raises(ValueError, match="cu_seqlens_k ends at 205; allowed: 206"):
+        flash_attn_varlen_func(q, k, v, cu_q, (cu_k - 1).clamp(min=0), *longest, validate=True)
 
 
 def test_jagged_is_by_the_bound_there(unseen):

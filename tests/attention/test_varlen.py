@@ -102,6 +102,8 @@ WRONG = [
     (change(3, torch.tensor([0, 40, 43])), "cu_seqlens_q has 3 elements and cu_seqlens_k 5"),
     (change(3, torch.tensor([0.0, 40.0])), "cu_seqlens_q is torch.float32"),
     (change(3, None), "cu_seqlens_q is None and broadcast_q = False"),
+    (change(4, torch.tensor([0, 5, 80, 75, 75])), "cu_seqlens_k falls from 80 to 75 at sequence 2"),
+    (change(4, torch.tensor([0, -5, 75, 75, 75])), "cu_seqlens_k falls from 0 to -5 at sequence 0"),
     (change(4, [0, 75]), "cu_seqlens_k is a list"),
     (change(5, 39), "max_seqlen_q = 39; the longest sequence has 40"),
     (change(6, 2.5), r"max_seqlen_k = 2.5; allowed: an integer"),
