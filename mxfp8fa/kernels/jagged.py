@@ -73,7 +73,7 @@ def tile_table(cu_seqlens: torch.Tensor, tokens: int) -> torch.Tensor:
     token 1: a kernel that loads token min(i, number - 1) of a tile for its i-th then loads one that exists, as always.
 
     Args:
-        cu_seqlens: (B + 1,), looked at by nobody.
+        cu_seqlens: (B + 1,), taken for granted; the host reads those of CPU tensors only.
         tokens: T.
     """
     if len(cu_seqlens) < 2:

@@ -78,6 +78,38 @@ def test_what_does_not_fit_is_refused(change, message):
         MXOperand(**(given | change))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([0, 64, 32, 224], r"cu_seqlens = \[0, 64, 32, 224\] must start at 0, never decrease and end at 224"),
+        ([0, 64, 64, 300], "must start at 0, never decrease and end at 224"),
+        ([1, 64, 64, 224], "must start at 0"),
+        ([0.0, 224.0], r"cu_seqlens is torch.float32 \(2,\); allowed: int32 or int64"),
+    ],
+)
+def test_offsets_that_do_not_fit_are_refused(lengths, message):
+    x = MXOperand.from_mx_tensor(tensor((224, 2, 64), (2,), LENGTHS))
+    with pytest.raises(ValueError, match=message):
+        MXOperand(x.codes, x.scales, x.axes, cu_seqlens=torch.tensor(lengths))
+
+
+def test_as_many_tiles_as_there_may_be():
+    """What a GPU makes, since it need not be asked how many there are: here three tiles, at most (224 + 3 * 127) // 128 = 4."""
+    x = MXOperand.from_mx_tensor(tensor((224, 2, 64), (0, 2), LENGTHS))
+    for more, fits in ((-1, False), (1, True), (2, False)):
+        pad = torch.nn.functional.pad
+        scales = {"tokens": pad(x.scales["tokens"], (0, 0, 0, 0, 0, more)), "head_dim": pad(x.scales["head_dim"], (0, 0, 0, more))}
+        if fits:
+            moved = MXOperand(x.codes, scales, x.axes, cu_seqlens=x.cu_seqlens)
+            np.testing.assert_array_equal(moved.to_mx_tensor().scale_e8m0, x.to_mx_tensor().scale_e8m0)
+            continue
+        with pytest.raises(ValueError, match=rf"need torch.uint8 \(2, {3 if more < 0 else 4}, 1, 512\)"):
+            MXOperand(x.codes, scales, x.axes, cu_seqlens=x.cu_seqlens)
+    scales = x.scales | {"tokens": torch.zeros(2, 4, 1, 512, dtype=torch.uint8)}
+    with pytest.raises(ValueError, match=r"scales\['head_dim'\] .* need torch.uint8 \(2, 1, 4, 512\)"):
+        MXOperand(x.codes, scales, x.axes, cu_seqlens=x.cu_seqlens)
+
+
 def test_an_orientation_that_the_blocks_do_not_serve():
     operand = MXOperand.from_mx_tensor(tensor((128, 64), (1,)))
     with pytest.raises(ValueError, match="have scales with rows \\['tokens'\\]; 'head_dim' was asked for"):
