@@ -97,9 +97,9 @@ def test_comparisons_pair_seeds():
     run = shipped_runs()[0]
 
     def made(attention, seed, final):
-        return Run(attention, seed, run.steps, np.append(run.validation[:-1], final), run.origin)
+        return Run(attention, seed, run.steps, np.append(run.validation[:-1], final), 2 * final, run.origin)
 
     runs = [made("bf16", 0, 1.0), made("bf16", 1, 1.2), made("direct", 1, 1.3), made("direct", 0, 1.0), made("exact", 5, 9.0)]
     (only,) = compare(runs)
-    assert only.attention == "direct" and only.mean == pytest.approx(0.05)
+    assert only.attention == "direct" and only.mean == pytest.approx(0.05) == pytest.approx(only.training.mean() / 2)
     assert only.standard_error == pytest.approx(0.05) and np.isnan(replace(only, differences=np.ones(1)).standard_error)

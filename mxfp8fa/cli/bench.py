@@ -97,12 +97,18 @@ def _module(as_json: bool) -> int:
 
 def _stabilization(as_json: bool) -> int:
     """The emulated ablation."""
-    from mxfp8fa.studies.stabilization import CASES, ablation, lines
+    from mxfp8fa.studies.stabilization import CASES, DO_SIZES_LOG2, ablation, dq_scales, leaks, lines
 
     if as_json:
-        print(json.dumps({"kind": "emulated", "sqnr_db": {case: ablation(case) for case in CASES}}, indent=2))
+        content = {"sqnr_db": {case: ablation(case) for case in CASES}, "leak": leaks(), "dq_scale_sqnr_db": dq_scales()}
+        print(json.dumps({"kind": "emulated", **content}, indent=2))
         return 0
     for case in CASES:
         print(f"{case}: SQNR against float64 in dB; below the first row, the difference to it (emulated)")
         print(table(("option", "O", "dQ", "dK", "dV", "what it does"), lines(case)), flush=True)
+    print("\nChange of earlier rows, causal, when a later token of Q, K or V grows by 2^8, over their largest element (emulated)")
+    print(table(("option", "leak"), [(name, f"{x:.2g}") for name, x in leaks().items()]), flush=True)
+    print("\ngaussian-d64-causal: SQNR of dQ summed in FP16, dB, by its scale and by the size of dO (emulated)")
+    rows = [(name, *("overflow" if x is None else f"{x:.2f}" for x in by_size.values())) for name, by_size in dq_scales().items()]
+    print(table(("scale", *(f"dO x 2^{size}" for size in DO_SIZES_LOG2)), rows))
     return 0

@@ -152,6 +152,14 @@ def gradient_sqnr() -> Figure:
     return fig_gradient_sqnr([run for run in shipped_runs("module") if run.attention == "exact"])
 
 
+def gradient_sqnr_jagged() -> Figure:
+    """The same while it trains on packed histories."""
+    from mxfp8fa.plots.module import fig_gradient_sqnr
+    from mxfp8fa.studies.training import shipped_runs
+
+    return fig_gradient_sqnr([run for run in shipped_runs("jagged") if run.attention == "exact"])
+
+
 def module_speed() -> Figure:
     """Modelled time of the attention module by part, and its gain over the BF16 twin by length."""
     from mxfp8fa.plots.module import fig_module_speed
@@ -326,6 +334,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         training_module,
         training_jagged,
         gradient_sqnr,
+        gradient_sqnr_jagged,
         module_speed,
         producers,
         timeline,

@@ -23,9 +23,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxfp8fa.cli.console import CommandError, table
-from mxfp8fa.studies.training import ATTENTIONS, TASKS, UNITS, Run, compare, runs_in, seed_spread, shipped_runs
+from mxfp8fa.studies.training import (
+    ATTENTIONS,
+    LAST_STEPS,
+    PROJECTIONS,
+    TASKS,
+    UNITS,
+    Run,
+    compare,
+    gradient_signal,
+    runs_in,
+    seed_spread,
+    shipped_runs,
+    standard_error,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from mxfp8fa.nn.training import Trainer
 
 # Layers, heads, head_dim, context and steps where they are not given.
@@ -133,23 +149,34 @@ def _trainers(args: argparse.Namespace, attention: str, device: str, seeds: Sequ
 
 
 def report(runs: Sequence[Run]) -> str:
-    """Final validation loss by attention and seed, and how far each attention is from BF16 beside the spread of seeds."""
+    """Final validation loss by attention and seed, how far each is from BF16, at the end of training too, and gradients."""
     finals = {(run.attention, run.seed): run.final for run in runs}
     seeds = sorted({seed for _, seed in finals})
-    apart = {
-        each.attention: f"{each.mean:+.4f}" + (f" ± {each.standard_error:.4f}" if len(each.differences) > 1 else "")
-        for each in compare(runs)
-    }
-    rows = []
+    apart = {each.attention: (_mean_of(each.differences), _mean_of(each.training)) for each in compare(runs)}
+    names = [name for name in ATTENTIONS if any(run.attention == name for run in runs)]
+    losses = {name: [finals.get((name, seed)) for seed in seeds] for name in names}
+    rows = [(name, *("" if x is None else f"{x:.4f}" for x in losses[name]), *apart.get(name, ("", ""))) for name in names]
     unit = UNITS[runs[0].origin["task"]] if runs else "nats"
-    for attention in [name for name in ATTENTIONS if any(run.attention == name for run in runs)]:
-        losses = [finals.get((attention, seed)) for seed in seeds]
-        row = [attention, *("" if x is None else f"{x:.4f}" for x in losses), apart.get(attention, "")]
-        rows.append(row)
-    lines = [table([f"validation loss, {unit}", *(f"seed {s}" for s in seeds), "less bf16, same seeds"], rows)]
+    header = (f"validation loss, {unit}", *(f"seed {s}" for s in seeds), "less bf16, same seeds", "training loss, likewise")
+    lines = [table(header, rows)]
     if len(seeds) > 1:
-        lines += ["", f"± is the standard error over seeds; the seeds of bf16 alone spread by {seed_spread(runs):.4f}"]
-    return "\n".join(lines)
+        lines.append(
+            f"± is the standard error over seeds; the seeds of bf16 alone spread by {seed_spread(runs):.4f}; training loss: "
+            f"mean of the last {LAST_STEPS} steps, on equal batches"
+        )
+    measured = [name for name in names if any(run.attention == name and run.gradient_sqnr for run in runs)]
+    if measured:
+        signals = {name: gradient_signal(runs, name) for name in measured}
+        lines.append(table(("SQNR of gradients at the end, dB", *PROJECTIONS, "worst layer"),
+                           [(name, *(f"{x:.1f}" for x in signals[name].values())) for name in measured]))  # fmt: skip
+        lines.append("against float32 attention at the weights of each run, mean over layers and seeds")
+    return "\n\n".join(lines)
+
+
+def _mean_of(differences: NDArray[np.float64]) -> str:
+    """A mean, and its standard error if there is one."""
+    error = f" ± {standard_error(differences):.4f}" if len(differences) > 1 else ""
+    return f"{differences.mean():+.4f}{error}"
 
 
 def origin(runs: Sequence[Run]) -> str:

@@ -115,7 +115,9 @@ def fig_gradient_sqnr(data: Sequence[Run], *, ax: Ax = None) -> Figure:
     by_layer.set_xlabel(f"layer, at step {steps[-1]} (bands: seeds)")
     by_layer.set_xticks(range(len(data[0].gradient_sqnr[0]["mxfp8"]["q_proj"])))
     by_step.set_ylabel("SQNR of the gradient, dB")
-    by_step.legend(fontsize=7, ncols=2, loc="center right", bbox_to_anchor=(1.0, 0.54))
+    low_end, high_end = by_step.get_ylim()
+    by_step.set_ylim(top=high_end + 0.15 * (high_end - low_end))
+    by_step.legend(fontsize=7, ncols=4, loc="upper center")
     first, final = (
         np.mean([probe["mxfp8"][n] for run in data for n in PROJECTION_COLORS for probe in [run.gradient_sqnr[i]]])
         for i in (0, -1)

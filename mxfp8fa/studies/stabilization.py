@@ -1,5 +1,8 @@
 """Ways to keep training with MXFP8 attention stable: each is one option, with its source and what it does to the signal.
 
+What each did to a model in training, `mxfp8fa train-demo --task module --shipped` says, by the same names; there are
+`bf16_head` too, a key head in higher precision, and `dq16_raw`, FP16 sums of dQ without a scale.
+
 Where they come from:
 
     SageAttention3 and SageBwd (arXiv 2505.11594 and what followed it) train with 8-bit attention: dS is what errors hurt
@@ -13,10 +16,15 @@ Where they come from:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
 
 from mxfp8fa.numerics.options import AttentionOptions
-from mxfp8fa.studies.attention import TENSORS, standard_case
+from mxfp8fa.numerics.sqnr import sqnr_db
+from mxfp8fa.studies.attention import TENSORS, Case, standard_case
+from mxfp8fa.studies.choices import leak
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,35 @@ def ablation(case: str) -> dict[str, dict[str, float]]:
     """
     problem = standard_case(case)
     return {remedy.name: {entry.tensor: entry.db for entry in problem.sqnr(remedy.options)} for remedy in REMEDIES}
+
+
+def leaks() -> dict[str, float]:
+    """How much of earlier rows of O a later token's outlier changes through shared scales, causal, by remedy: see
+    `choices.leak`; 0 is what a causal mask promises.
+    """
+    return {remedy.name: leak(remedy.options) for remedy in REMEDIES}
+
+
+DQ_SCALES: dict[str, int | Literal["auto"]] = {"none": 0, "2^12, the default": 12, "auto": "auto"}
+DO_SIZES_LOG2 = (8, 0, -8, -16, -24)
+
+
+def dq_scales(case: str = "gaussian-d64-causal") -> dict[str, dict[int, float | None]]:
+    """SQNR in dB of dQ added up in FP16, by scale and by log2 of a factor on dO; None where the sum overflows."""
+    problem = standard_case(case)
+    found: dict[str, dict[int, float | None]] = {}
+    for name, scale in DQ_SCALES.items():
+        options = AttentionOptions(dq_accumulate="float16", dq_scale_log2=scale)
+        found[name] = {size: _dq_sqnr(problem, options, 2.0**size) for size in DO_SIZES_LOG2}
+    return found
+
+
+def _dq_sqnr(problem: Case, options: AttentionOptions, size: float) -> float | None:
+    """With dO times a power of two, by which the exact dQ grows too."""
+    smaller = replace(problem, inputs=replace(problem.inputs, do=problem.inputs.do * np.float32(size)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        dq = smaller.mxfp8(options)["dQ"].astype(np.float64)
+    return sqnr_db(dq / size, problem.reference["dQ"]) if np.isfinite(dq).all() else None
 
 
 def lines(case: str) -> list[tuple[str, ...]]:

@@ -35,6 +35,8 @@ ATTENTIONS = {
 CONTROLS = ("static", "unscaled")  # harmful on purpose: an experiment that does not see them sees nothing
 BYTES = ("bf16", "exact", "rounded", "direct")  # of the task bytes
 TASKS = {"bytes": BYTES, "module": tuple(ATTENTIONS), "jagged": tuple(ATTENTIONS)}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+LAST_STEPS = 200  # over which the training loss at the end is averaged; every attention sees the same batches
 UNITS = {"bytes": "nats per byte", "module": "nats per byte", "jagged": "nats per event"}
 
 
@@ -47,6 +49,7 @@ class Run:
         seed: of weights and batches.
         steps: (N,) steps at which the validation loss was taken.
         validation: (N,) in nats per byte or event.
+        training: mean training loss of the last `LAST_STEPS` steps.
         gradient_sqnr: what `nn.module_training` measured after each validation, or nothing.
         origin: task, size, schedule, corpus, device, torch and date, as written by the command.
     """
@@ -55,6 +58,7 @@ class Run:
     seed: int
     steps: NDArray[np.int64]
     validation: NDArray[np.float64]
+    training: float
     origin: dict[str, Any]
     gradient_sqnr: tuple[dict[str, Any], ...] = ()
 
@@ -70,7 +74,9 @@ class Run:
         left_out = ("validation_loss", "train_loss_every_10", "attention", "seed", "gradient_sqnr")
         origin = {name: value for name, value in record.items() if name not in left_out}
         curve = np.array(steps), np.array(losses, np.float64)
-        return cls(record["attention"], record["seed"], *curve, origin, tuple(record.get("gradient_sqnr", ())))
+        training = float(np.mean(record["train_loss_every_10"][-LAST_STEPS // 10 :]))
+        probes = tuple(record.get("gradient_sqnr", ()))
+        return cls(record["attention"], record["seed"], *curve, training, origin, probes)
 
 
 def shipped_runs(task: str = "bytes") -> tuple[Run, ...]:
@@ -90,34 +96,57 @@ class Comparison:
 
     Attributes:
         attention: a key of `ATTENTIONS`.
-        differences: (seeds,) final validation loss less that of BF16 with the same seed, nats per byte.
+        differences: (seeds,) final validation loss less that of BF16 with the same seed, nats per byte or event.
+        training: (seeds,) the same of the training loss at the end.
     """
 
     attention: str
     differences: NDArray[np.float64]
+    training: NDArray[np.float64]
 
     @property
     def mean(self) -> float:
-        """Mean difference."""
+        """Mean difference of the validation loss."""
         return float(self.differences.mean())
 
     @property
     def standard_error(self) -> float:
         """Of the mean, from the spread over seeds; NaN for fewer than two."""
-        count = len(self.differences)
-        return float(self.differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+        return standard_error(self.differences)
+
+
+def standard_error(values: NDArray[np.float64]) -> float:
+    """Of the mean of independent values; NaN for fewer than two."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
 def compare(runs: Sequence[Run]) -> tuple[Comparison, ...]:
     """Every attention but BF16 against it, over the seeds that both have."""
-    baseline = {run.seed: run.final for run in runs if run.attention == BASELINE}
+    baseline = {run.seed: run for run in runs if run.attention == BASELINE}
     found = []
     for attention in ATTENTIONS:
-        finals = {run.seed: run.final for run in runs if run.attention == attention}
-        seeds = sorted(set(finals) & set(baseline))
-        if attention != BASELINE and seeds:
-            found.append(Comparison(attention, np.array([finals[s] - baseline[s] for s in seeds])))
+        others = {run.seed: run for run in runs if run.attention == attention}
+        pairs = [(others[seed], baseline[seed]) for seed in sorted(set(others) & set(baseline))]
+        if attention != BASELINE and pairs:
+            differences = np.array([a.final - b.final for a, b in pairs])
+            found.append(Comparison(attention, differences, np.array([a.training - b.training for a, b in pairs])))
     return tuple(found)
+
+
+def gradient_signal(runs: Sequence[Run], attention: str) -> dict[str, float]:
+    """SQNR in dB of an attention's gradients at the end of its runs: of every projection the mean over layers and seeds,
+    and "worst", the lowest of all.
+
+    Raises:
+        ValueError: no run of that attention measured gradients.
+    """
+    chosen = [run for run in runs if run.attention == attention and run.gradient_sqnr]
+    if not chosen:
+        raise ValueError(f"no run of {attention} measured gradients")
+    precision = "mxfp8" if "mxfp8" in chosen[0].gradient_sqnr[-1] else "bf16"
+    values = np.array([[run.gradient_sqnr[-1][precision][name] for run in chosen] for name in PROJECTIONS])
+    means = {name: float(mean) for name, mean in zip(PROJECTIONS, values.mean((1, 2)), strict=True)}
+    return means | {"worst": float(values.min())}
 
 
 def seed_spread(runs: Sequence[Run], attention: str = BASELINE) -> float:
