@@ -130,6 +130,9 @@ def test_the_ablation_is_printed(emulated, capsys, monkeypatch):
     assert main(["bench", "stabilization"]) == 0
     out = capsys.readouterr().out
     assert "overflow" in out and "k_mean        0.1" in out and "K less its mean" in out
+    trained = out[out.index("In training") :]
+    in_both = [remedy.name for remedy in REMEDIES if remedy.name in ATTENTIONS]
+    assert len(in_both) == 8 and all(ATTENTIONS[name] in trained for name in (*in_both, "exact", "bf16_head", "dq16_raw"))
 
 
 @pytest.mark.parametrize(("task", "others", "controls"), [("module", 12, 2), ("jagged", 3, 1)])

@@ -3,7 +3,8 @@
 `producers` needs a Hopper or Blackwell GPU. The attention kernels need tensor memory, which only Blackwell has.
 
 Without a GPU: `module` models the time of a whole attention module from rates with their sources; `stabilization` computes
-what each option that steadies training does to the signal of O, dQ, dK and dV (emulated, a minute).
+what each option that steadies training does to the signal of O, dQ, dK and dV and to causality (emulated, half a minute),
+beside what it did to a model in training.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _module(as_json: bool) -> int:
 
 def _stabilization(as_json: bool) -> int:
     """The emulated ablation."""
-    from mxfp8fa.studies.stabilization import CASES, DO_SIZES_LOG2, ablation, dq_scales, leaks, lines
+    from mxfp8fa.studies.stabilization import CASES, DO_SIZES_LOG2, ablation, dq_scales, in_training, leaks, lines
 
     if as_json:
         content = {"sqnr_db": {case: ablation(case) for case in CASES}, "leak": leaks(), "dq_scale_sqnr_db": dq_scales()}
@@ -111,4 +112,6 @@ def _stabilization(as_json: bool) -> int:
     print("\ngaussian-d64-causal: SQNR of dQ summed in FP16, dB, by its scale and by the size of dO (emulated)")
     rows = [(name, *("overflow" if x is None else f"{x:.2f}" for x in by_size.values())) for name, by_size in dq_scales().items()]
     print(table(("scale", *(f"dO x 2^{size}" for size in DO_SIZES_LOG2)), rows))
+    print("\nIn training (measured on an H200; `train-demo --task module --shipped` says how): loss at the end less BF16's, nats")
+    print(table(("attention", "validation", "training", "gradient of Q, dB"), in_training()))
     return 0

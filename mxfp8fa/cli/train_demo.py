@@ -35,13 +35,10 @@ from mxfp8fa.studies.training import (
     runs_in,
     seed_spread,
     shipped_runs,
-    standard_error,
+    with_error,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from mxfp8fa.nn.training import Trainer
 
 # Layers, heads, head_dim, context and steps where they are not given.
@@ -152,7 +149,7 @@ def report(runs: Sequence[Run]) -> str:
     """Final validation loss by attention and seed, how far each is from BF16, at the end of training too, and gradients."""
     finals = {(run.attention, run.seed): run.final for run in runs}
     seeds = sorted({seed for _, seed in finals})
-    apart = {each.attention: (_mean_of(each.differences), _mean_of(each.training)) for each in compare(runs)}
+    apart = {each.attention: (with_error(each.differences), with_error(each.training)) for each in compare(runs)}
     names = [name for name in ATTENTIONS if any(run.attention == name for run in runs)]
     losses = {name: [finals.get((name, seed)) for seed in seeds] for name in names}
     rows = [(name, *("" if x is None else f"{x:.4f}" for x in losses[name]), *apart.get(name, ("", ""))) for name in names]
@@ -171,12 +168,6 @@ def report(runs: Sequence[Run]) -> str:
                            [(name, *(f"{x:.1f}" for x in signals[name].values())) for name in measured]))  # fmt: skip
         lines.append("against float32 attention at the weights of each run, mean over layers and seeds")
     return "\n\n".join(lines)
-
-
-def _mean_of(differences: NDArray[np.float64]) -> str:
-    """A mean, and its standard error if there is one."""
-    error = f" ± {standard_error(differences):.4f}" if len(differences) > 1 else ""
-    return f"{differences.mean():+.4f}{error}"
 
 
 def origin(runs: Sequence[Run]) -> str:

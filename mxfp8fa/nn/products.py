@@ -11,7 +11,8 @@ import torch
 
 def without_autocast(x: torch.Tensor) -> AbstractContextManager[Any]:
     """`torch.autocast` off on the device of x: it would round float32 operands of products, and turn BF16 ones into FP16."""
-    return torch.autocast(x.device.type, enabled=False) if x.device.type in ("cpu", "cuda") else nullcontext()
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

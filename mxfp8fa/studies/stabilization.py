@@ -1,7 +1,7 @@
 """Ways to keep training with MXFP8 attention stable: each is one option, with its source and what it does to the signal.
 
-What each did to a model in training, `mxfp8fa train-demo --task module --shipped` says, by the same names; there are
-`bf16_head` too, a key head in higher precision, and `dq16_raw`, FP16 sums of dQ without a scale.
+What each did to a model in training comes from the runs of `mxfp8fa train-demo --task module`, by the same names; there are
+`bf16_head` too, a key head in higher precision (`MXAttention(bf16_heads=...)`), and `dq16_raw`, FP16 sums of dQ without a scale.
 
 Where they come from:
 
@@ -25,6 +25,7 @@ from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.sqnr import sqnr_db
 from mxfp8fa.studies.attention import TENSORS, Case, standard_case
 from mxfp8fa.studies.choices import leak
+from mxfp8fa.studies.training import ATTENTIONS, CONTROLS, compare, gradient_signal, shipped_runs, with_error
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,19 @@ def ablation(case: str) -> dict[str, dict[str, float]]:
     """
     problem = standard_case(case)
     return {remedy.name: {entry.tensor: entry.db for entry in problem.sqnr(remedy.options)} for remedy in REMEDIES}
+
+
+def in_training() -> list[tuple[str, str, str, str]]:
+    """What each option did to a decoder in training (measured, as it ships): its words, the validation and the training loss at
+    the end less BF16's in nats per byte, and the SQNR of Q's gradient in dB.
+    """
+    runs = shipped_runs("module")
+    return [
+        (ATTENTIONS[each.attention], with_error(each.differences), with_error(each.training), f"{signal:.1f}")
+        for each in compare(runs)
+        if each.attention not in CONTROLS
+        for signal in [gradient_signal(runs, each.attention)["q_proj"]]
+    ]
 
 
 def leaks() -> dict[str, float]:

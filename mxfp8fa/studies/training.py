@@ -120,6 +120,12 @@ def standard_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
+def with_error(differences: NDArray[np.float64]) -> str:
+    """A mean, and its standard error if there is one: "+0.0061 ± 0.0179"."""
+    error = f" ± {standard_error(differences):.4f}" if len(differences) > 1 else ""
+    return f"{differences.mean():+.4f}{error}"
+
+
 def compare(runs: Sequence[Run]) -> tuple[Comparison, ...]:
     """Every attention but BF16 against it, over the seeds that both have."""
     baseline = {run.seed: run for run in runs if run.attention == BASELINE}

@@ -111,6 +111,19 @@ def test_fillers_change_no_loss(jagged):
         assert jagged.model.loss(batch).item() == pytest.approx(jagged.model.loss(plain).item(), abs=1e-4)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_replayed_steps_are_the_steps_one_by_one():
+    """Two runs as CUDA graphs on streams of their own, against the same without graphs."""
+    users, schedule = make_users(count=70, context=40, validation=10), Schedule(steps=30, batch=5, validate_every=30)
+    size = DecoderSize(layers=1, heads=1, head_dim=32, context=40, vocabulary=ITEMS)
+    losses = []
+    for captured in (True, False):
+        runs = [JaggedTrainer("exact", seed, size, schedule, users, "cuda", captured=captured) for seed in (0, 1)]
+        train(runs)
+        losses.append(torch.stack([run.losses for run in runs]))
+    assert losses[0].isfinite().all() and torch.allclose(*losses, rtol=2e-3) and not torch.allclose(*losses[0], rtol=2e-3)
+
+
 def test_more_histories_a_step_than_users_are_refused(jagged):
     with pytest.raises(ValueError, match="batch = 20 with 10 users; allowed: at most one history of each"):
         JaggedTrainer("exact", 0, jagged.size, Schedule(steps=3, batch=20), jagged.corpus, "cpu")
