@@ -12,7 +12,7 @@ from mxfp8fa.cli.train_demo import origin, report
 from mxfp8fa.published import BY_KEY
 from mxfp8fa.studies import stabilization
 from mxfp8fa.studies.module_speed import MODELLED_RATES, PUBLISHED_RATES, WAYS, Module, Rates, rows
-from mxfp8fa.studies.stabilization import REMEDIES, ablation, dq_scales, leaks
+from mxfp8fa.studies.stabilization import COPYING, REMEDIES, ablation, dq_scales, leaks
 from mxfp8fa.studies.training import (
     ATTENTIONS,
     CONTROLS,
@@ -87,7 +87,7 @@ def test_the_command_says_modelled(capsys):
 
 @pytest.fixture(scope="module")
 def emulated():
-    return {"ablation": ablation("minilm-layer0"), "leaks": leaks(), "dq_scales": dq_scales()}
+    return {"ablation": ablation("minilm-layer0"), "copying": ablation(COPYING), "leaks": leaks(), "dq_scales": dq_scales()}
 
 
 def test_what_the_options_do_to_the_signal(emulated):
@@ -101,6 +101,13 @@ def test_what_the_options_do_to_the_signal(emulated):
     assert found["coarse"]["dV"] < base["dV"] - 4
     assert found["k_mean"]["dQ"] > base["dQ"] + 2
     assert abs(found["dq16"]["dQ"] - base["dQ"]) < 0.1
+
+
+def test_where_attention_copies_delta_decides(emulated):
+    """P is nearly 1 there and dP - delta a small difference: with another dO in delta than in dP nothing of dQ is left."""
+    found = emulated["copying"]
+    assert found["defaults"]["dQ"] > 23 and found["delta"]["dQ"] < 4 and found["coarse"]["dQ"] < 4
+    assert found["defaults"]["dQ"] - 3 < found["direct"]["dQ"] < found["rounded"]["dQ"] < found["defaults"]["dQ"] - 1
 
 
 def test_what_the_scale_of_fp16_sums_is_for(emulated):

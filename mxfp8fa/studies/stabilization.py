@@ -17,10 +17,12 @@ Where they come from:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
 
+from mxfp8fa.numerics.inputs import synthetic_llm
 from mxfp8fa.numerics.options import AttentionOptions
 from mxfp8fa.numerics.sqnr import sqnr_db
 from mxfp8fa.studies.attention import TENSORS, Case, standard_case
@@ -64,16 +66,31 @@ REMEDIES = (
         AttentionOptions(rule="floor", p_offset=0, delta="unquantized_dO"),
     ),
 )  # fmt: skip
-CASES = ("gaussian-d64-causal", "llm-d128-causal", "minilm-layer0")
+COPYING = "copying-d64-causal"
+CASES = ("gaussian-d64-causal", "llm-d128-causal", "minilm-layer0", COPYING)
+
+
+@cache
+def copying(seed: int = 0) -> Case:
+    """Attention that copies: every query is 1.4 times the key of one token before it, plus noise; 256 tokens, causal.
+
+    Nearly all of P lies on that key, where dS = P (dP - delta) is the small difference of two large numbers.
+    """
+    inputs = synthetic_llm(seqlen_q=256, head_dim=64, seed=seed)
+    rng = np.random.default_rng(seed + 1)
+    k = rng.standard_normal(inputs.k.shape, np.float32)
+    found = rng.integers(0, np.arange(1, 257))
+    q = np.float32(1.4) * k[:, found] + np.float32(0.7) * rng.standard_normal(k.shape, np.float32)
+    return Case(replace(inputs, name=COPYING, q=q, k=k, origin="synthetic: each query finds one key"), causal=True)
 
 
 def ablation(case: str) -> dict[str, dict[str, float]]:
-    """SQNR in dB of O, dQ, dK and dV against float64, by remedy, on one of the configurations of `mxfp8fa sqnr`.
+    """SQNR in dB of O, dQ, dK and dV against float64, by remedy, on a configuration of `mxfp8fa sqnr` or on `copying`.
 
     Raises:
         KeyError: no configuration has that name.
     """
-    problem = standard_case(case)
+    problem = copying() if case == COPYING else standard_case(case)
     return {remedy.name: {entry.tensor: entry.db for entry in problem.sqnr(remedy.options)} for remedy in REMEDIES}
 
 
