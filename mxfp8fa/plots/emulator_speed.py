@@ -1,4 +1,4 @@
-"""How the emulator's time and memory grow with the sequence length."""
+"""How the emulator's time and memory grow with sequence length and grid."""
 
 from __future__ import annotations
 
@@ -8,35 +8,57 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mxfp8fa.plots.style import BLUE, GREY, VERMILION, finish, panels, styled
+from mxfp8fa.studies.emulator_results import Launch, growth
+
+KERNELS = {"flash-attn-4 forward, BF16": (BLUE, "o"), "our forward, MXFP8": (VERMILION, "s")}
 
 
 @styled
-def fig_emulator_speed(points: Sequence[tuple[int, float, float]], *, ax: Axes | Sequence[Axes] | None = None) -> Figure:
-    """Two panels: CPU seconds of a launch, and the peak memory of the process.
+def fig_emulator_speed(launches: Sequence[Launch], where: str, *, ax: Axes | Sequence[Axes] | None = None) -> Figure:
+    """Three panels: seconds of a launch by sequence length and by CTAs, and the peak memory of the process.
 
     Args:
-        points: (sequence length, CPU seconds, MiB) of one attention head, emulated.
-        ax: two axes to draw in; None for a new figure.
+        launches: of the kernels in KERNELS.
+        where: machine and date.
+        ax: three axes to draw in; None for a new figure.
 
     Raises:
-        ValueError: fewer than two points, or another number of axes.
+        ValueError: fewer than two lengths or grids of a kernel, or another number of axes.
     """
-    if len(points) < 2:
-        raise ValueError(f"{len(points)} points: growth needs at least 2")
-    time_axes, memory_axes = axes = panels(2, ax, size=(8.0, 3.6))
-    lengths, seconds, memory = ([p[i] for p in points] for i in range(3))
-    time_axes.loglog(lengths, seconds, "o-", color=BLUE)
-    quadratic = [seconds[-1] * (n / lengths[-1]) ** 2 for n in lengths]
-    time_axes.loglog(lengths, quadratic, "--", color=GREY)
-    time_axes.annotate("length squared", (lengths[0], quadratic[0]), color=GREY, fontsize=8, va="top")
-    time_axes.set_ylabel("CPU time of a launch, s")
-    memory_axes.semilogx(lengths, memory, "o-", color=VERMILION)
-    memory_axes.set_ylim(bottom=0)
-    memory_axes.set_ylabel("peak memory of the process, MiB")
-    for axis in axes:
-        axis.set_xticks(lengths, labels=[str(n) for n in lengths], minor=False)
+    by_length, by_grid, memory = axes = panels(3, ax, size=(11.5, 3.8))
+    for kernel, (color, marker) in KERNELS.items():
+        lengths, grids = growth(list(launches), kernel), growth(list(launches), kernel, heads=True)
+        if min(len(lengths), len(grids)) < 2:
+            raise ValueError(f"{kernel}: {len(lengths)} lengths and {len(grids)} grids; growth needs at least 2 of each")
+        by_length.loglog([x.seqlen for x in lengths], [x.wall_s for x in lengths], color=color, marker=marker, label=kernel)
+        by_grid.loglog([x.ctas for x in grids], [x.wall_s for x in grids], color=color, marker=marker, label=kernel)
+        memory.semilogx([x.seqlen for x in lengths], [x.memory_mib for x in lengths], color=color, marker=marker, label=kernel)
+    first = growth(list(launches), next(iter(KERNELS)))
+    _guide(by_length, [x.seqlen for x in first], first[-1].wall_s, 2, "length squared")
+    grid = growth(list(launches), next(iter(KERNELS)), heads=True)
+    _guide(by_grid, [x.ctas for x in grid], grid[-1].wall_s, 1, "in proportion")
+    every = sorted({x.seqlen for x in launches if x.heads == 1 and x.options == "default"})
+    for axis, ticks, text in (
+        (by_length, every, "sequence length, one head"),
+        (by_grid, sorted({x.ctas for x in grid}), f"CTAs: heads of {grid[0].seqlen} tokens"),
+        (memory, every, "sequence length, one head"),
+    ):
+        axis.set_xticks(ticks, labels=[str(n) for n in ticks], minor=False)
         axis.minorticks_off()
-        axis.set_xlabel("sequence length, queries and keys")
-    work, longer, more = (lengths[-1] / lengths[0]) ** 2, seconds[-1] / seconds[0], memory[-1] / memory[0] - 1
-    finding = f"{work:.0f} times the work takes {longer:.0f} times as long; memory grows {more:.0%}"
-    return finish(axes, ax, finding, "emulated", "flash-attn-4 BF16 forward, one head, head_dim 128, one thread")
+        axis.set_xlabel(text)
+        axis.margins(0.1)
+    by_length.set_ylabel("wall time of a launch, s")
+    by_grid.set_ylabel("wall time of a launch, s")
+    memory.set_ylabel("peak memory of the process, MiB")
+    memory.set_ylim(0, 1.15 * max(x.memory_mib for x in launches))
+    by_length.legend(frameon=False, fontsize=8)
+    work, longer = (first[-1].seqlen / first[0].seqlen) ** 2, first[-1].wall_s / first[0].wall_s
+    finding = f"{work:.0f} times the work takes {longer:.0f} times as long, and hardly more memory"
+    return finish(axes, ax, finding, "emulated", f"head_dim 128, forward, not causal, one thread; {where}")
+
+
+def _guide(axes: Axes, xs: Sequence[float], last: float, power: int, text: str) -> None:
+    """A dashed line of a given growth through the last point."""
+    ys = [last * (x / xs[-1]) ** power for x in xs]
+    axes.loglog(xs, ys, "--", color=GREY)
+    axes.annotate(text, (xs[0], ys[0]), color=GREY, fontsize=8, va="top", xytext=(4, -2), textcoords="offset points")
