@@ -139,8 +139,8 @@ def first_call(kernel: Kernel) -> str:
 def page(launches: list[Launch], firsts: list[str], record: dict[str, Any]) -> str:
     """The results file."""
     rows = [
-        f"| {x.kernel} | {x.seqlen} | {x.heads} | {x.options} | {x.ctas} | {x.warp_instructions:,} | {x.wall_s:.3f} | {x.cpu_s:.3f} "
-        f"| {x.rate:,.0f} | {x.memory_mib:,.0f} |"
+        f"| {x.kernel} | {x.seqlen} | {x.heads} | {x.options} | {x.ctas} | {x.warp_instructions:,} | {x.wall_s:.3f} "
+        f"| {x.cpu_s:.3f} | {x.rate:,.0f} | {x.memory_mib:,.0f} |"
         for x in launches
     ]
     at_goal = next(x for x in growth(launches, launches[0].kernel) if x.seqlen == 2048)
@@ -150,19 +150,20 @@ def page(launches: list[Launch], firsts: list[str], record: dict[str, Any]) -> s
             "# Speed of the emulator",
             "",
             f"Emulated, {record['date']}: {record['machine']}; {record['versions']}.",
-            f"`OMP_NUM_THREADS=1 python bench/bench_emulator.py --write`, one thread, load average {record['load']:.1f} at the start.",
+            "`OMP_NUM_THREADS=1 python bench/bench_emulator.py --write`, one thread, load average "
+            f"{record['load']:.1f} at the start.",
             "",
-            f"One forward, head_dim 128, not causal, one CTA per tile pair. Best of {REPEATS} launches (1 where a row has options) by "
-            "wall time; the rate is warp-instructions per second of wall time. Memory is the peak of the process up to then, most of "
-            "it torch and the DSL.",
+            f"One forward, head_dim 128, not causal, one CTA per tile pair. Best of {REPEATS} launches (1 where a row has "
+            "options) by wall time; the rate is warp-instructions per second of wall time. Memory is the peak of the process up "
+            "to then, most of it torch and the DSL.",
             "",
             "| kernel | tokens | heads | options | CTAs | warp-instructions | wall s | CPU s | a second | peak MiB |",
             "|---|---|---|---|---|---|---|---|---|---|",
             *rows,
             "",
             *[line for text in firsts for line in (text, "")],
-            f"The goal for flash-attn-4 at 2048 x 2048, {GOAL / 1e6:.0f} million warp-instructions a second on 2 cores, is {verdict} "
-            f"with one thread: {at_goal.rate / 1e6:.2f} million. Under `accumulate=\"blackwell\"`, with the checker and under "
+            f"The goal for flash-attn-4 at 2048 x 2048, {GOAL / 1e6:.0f} million warp-instructions a second on 2 cores, is "
+            f"{verdict} with one thread: {at_goal.rate / 1e6:.2f} million. Under `accumulate=\"blackwell\"`, with the checker and under "
             "other schedules memory accesses and products are Python steps, and so much slower.",
             "",
             "![Time and memory by sequence length and grid](../../figures/emulator_speed.png)",

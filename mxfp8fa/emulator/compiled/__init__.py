@@ -34,7 +34,7 @@ def eager(machine: Machine, quantum: int) -> tuple[Turns, Copies]:
     from mxfp8fa.emulator.compiled.copies import Copies
     from mxfp8fa.emulator.compiled.turns import Turns
 
-    return Turns(machine, quantum), Copies()
+    return Turns(machine, quantum), Copies(machine.memory.ranges())
 
 
 __all__ = ["available", "eager", "prepare"]

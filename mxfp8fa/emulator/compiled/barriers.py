@@ -9,7 +9,7 @@ from __future__ import annotations
 from mxfp8fa.emulator.compiled.function import FunctionWriter
 from mxfp8fa.emulator.compiled.memory import require_direct, shared_offset
 from mxfp8fa.emulator.compiled.state import BLOCK, WOKEN, Blocked, NodeField, Schedule, State
-from mxfp8fa.emulator.machine.barriers import BarrierWord
+from mxfp8fa.emulator.machine.barriers import ALL, LIVE_ROW, BarrierWord
 from mxfp8fa.emulator.machine.cluster import NAMED_BARRIERS
 from mxfp8fa.emulator.machine.warp import WARP_LANES
 
@@ -172,7 +172,7 @@ def arrive(bits: int, *, commits: bool = False) -> FunctionWriter:
 
 
 def bar_sync() -> FunctionWriter:
-    """bar.sync by a whole warp, the number of threads given. Slots: as `_arrival`."""
+    """bar.sync by a whole warp. Slots: the number of the barrier, and as `_arrival`."""
     f = FunctionWriter("bar_sync")
     require_direct(f)
     mask = f.mask()
@@ -204,7 +204,7 @@ def bar_sync() -> FunctionWriter:
 
 
 def bar_arrive() -> FunctionWriter:
-    """bar.arrive by a whole warp. Slots: as `_arrival`."""
+    """bar.arrive by a whole warp. Slots: the number of the barrier, and as `_arrival`."""
     f = FunctionWriter("bar_arrive")
     require_direct(f)
     mask = f.mask()
@@ -237,23 +237,30 @@ def _set(f: FunctionWriter, barrier: str, word: BarrierWord, value: str) -> None
 
 
 def _arrival(f: FunctionWriter, mask: str, number: str, barrier: str) -> str:
-    """A warp arrives; whether that completes the phase. Slot 1 and CONSTANT: the number of threads of the barrier."""
+    """A warp arrives; whether that completes the phase.
+
+    Slot 1 and CONSTANT: the number of threads of the barrier; EXPECT: it is all of the CTA that have not exited.
+    """
     slot = f.slot(1)
     f.require_clean([slot], mask)
-    count = f.put(f"add i64 {f.uniform(f.row(slot), 32, mask)}, {f.word(NodeField.CONSTANT)}")
+    given = f.put(f"add i64 {f.uniform(f.row(slot), 32, mask)}, {f.word(NodeField.CONSTANT)}")
+    everybody = f.put(f"icmp ne i64 {f.word(NodeField.EXPECT)}, 0")
+    live = f.load("i64", f.word(State.BARRIERS, "ptr"), LIVE_ROW * len(BarrierWord), "i64")
+    count = f.put(f"select i1 {everybody}, i64 {live}, i64 {given}")
+    noted = f.put(f"select i1 {everybody}, i64 {ALL}, i64 {given}")
     f.require(f.put(f"icmp eq i64 {f.put(f'and i64 {count}, {WARP_LANES - 1}')}, 0"))
     f.require(f.put(f"icmp ule i64 {count}, {f.word(State.THREADS)}"))
     for word in (BarrierWord.PARTIAL, BarrierWord.REDUCES):
         f.require(f.put(f"icmp eq i64 {_word(f, barrier, word)}, 0"))
     expected = _word(f, barrier, BarrierWord.EXPECTED)
     first = f.put(f"icmp eq i64 {expected}, 0")
-    f.require(f.put(f"or i1 {first}, {f.put(f'icmp eq i64 {expected}, {count}')}"))
+    f.require(f.put(f"or i1 {first}, {f.put(f'icmp eq i64 {expected}, {noted}')}"))
     arrived = f.put(f"add i64 {_word(f, barrier, BarrierWord.ARRIVED)}, {WARP_LANES}")
     f.require(f.put(f"icmp ule i64 {arrived}, {count}"))
     complete = f.put(f"icmp eq i64 {arrived}, {count}")
     require_room(f, complete)
     _set(f, barrier, BarrierWord.LAST, f.put(f"add i64 {f.word(NodeField.NEXT)}, {f.word(State.WARP_MARK)}"))
-    _set(f, barrier, BarrierWord.EXPECTED, f.put(f"select i1 {complete}, i64 0, i64 {count}"))
+    _set(f, barrier, BarrierWord.EXPECTED, f.put(f"select i1 {complete}, i64 0, i64 {noted}"))
     _set(f, barrier, BarrierWord.ARRIVED, f.put(f"select i1 {complete}, i64 0, i64 {arrived}"))
     with f.when(complete):
         _set(f, barrier, BarrierWord.GENERATION, f.put(f"add i64 {_word(f, barrier, BarrierWord.GENERATION)}, 1"))

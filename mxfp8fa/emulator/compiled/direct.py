@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mxfp8fa.emulator.compiled.copies import rows_kind
 from mxfp8fa.emulator.compiled.layout import RegisterLayout
 from mxfp8fa.emulator.compiled.memory import TILE
 from mxfp8fa.emulator.compiled.multiply import form_number, signed, widths
@@ -58,10 +59,13 @@ def direct_form(instruction: syntax.Instruction, live: int, program: Program, la
         return _multiply(instruction, modifiers, layout)
     if opcode == "tcgen05" and instruction.qualifiers[0] == "commit":
         return _commit(instruction, modifiers, program, layout)
+    if opcode == "tcgen05" and instruction.qualifiers[0] == "cp":
+        return _rows(instruction, modifiers, layout)
     if opcode == "tcgen05" and instruction.guard is None:
         return _tensor(instruction, modifiers, layout)
-    if opcode == "cp" and instruction.qualifiers[:3] == ("async", "bulk", "tensor"):
-        return _tensor_copy(instruction, modifiers, program, layout)
+    if opcode == "cp" and instruction.qualifiers[:2] == ("async", "bulk") and "dst" in modifiers:
+        tensor = instruction.qualifiers[2] == "tensor"
+        return (_tensor_copy if tensor else _bulk_copy)(instruction, modifiers, program, layout)
     if opcode == "mbarrier":
         return _barrier(instruction, live, program, layout)
     if opcode in ("bar", "barrier"):
@@ -176,16 +180,43 @@ def _tensor_copy(
     """A load of a box to the own CTA. Operands: [d], [map, {coordinates}], [mbarrier], and maybe a cache hint."""
     place, source, *others = instruction.operands
     pair = "cta_group::2" in (modifiers.get("group"), modifiers.get("late_group"))
-    if "dst" not in modifiers or modifiers.get("multicast") or pair or modifiers.get("mode") not in (None, "tile"):
+    if modifiers.get("multicast") or pair or modifiers.get("mode") not in (None, "tile"):
         return None
     if not isinstance(source, syntax.TensorAddress):
         return None
-    addresses = [_address(x, program, layout) for x in (place, others[0], source.address)]
     coordinates = [_operand(x, 32, layout) for x in source.coordinates]
-    if [a and a[1] for a in addresses] != [32, 32, 64] or None in coordinates:
+    slots = _copy_slots((place, others[0], source.address), coordinates, program, layout)
+    return Direct(f"load_box_{len(coordinates)}", slots) if slots else None
+
+
+def _bulk_copy(
+    instruction: syntax.Instruction, modifiers: dict[str, Any], program: Program, layout: RegisterLayout
+) -> Direct | None:
+    """A load of bytes to the own CTA. Operands: [d], [source], bytes, [mbarrier], and maybe a cache hint."""
+    place, source, size, barrier = instruction.operands[:4]
+    if modifiers.get("multicast"):
         return None
-    pairs = [(a[0], a[2]) for a in addresses if a] + [c for c in coordinates if c]
-    return Direct(f"load_box_{len(coordinates)}", tuple(word for pair in pairs for word in pair))
+    slots = _copy_slots((place, barrier, source), [_operand(size, 32, layout)], program, layout)
+    return Direct("load_bulk", slots) if slots else None
+
+
+def _copy_slots(
+    addresses: Sequence[Any], others: list[tuple[int, int] | None], program: Program, layout: RegisterLayout
+) -> tuple[int, ...] | None:
+    """Pairs of slot and constant: destination, mbarrier and source, then the others; None if one has another form."""
+    found = [_address(x, program, layout) for x in addresses]
+    if [a and a[1] for a in found] != [32, 32, 64] or None in others:
+        return None
+    pairs = [(a[0], a[2]) for a in found if a] + [x for x in others if x]
+    return tuple(word for pair in pairs for word in pair)
+
+
+def _rows(instruction: syntax.Instruction, modifiers: dict[str, Any], layout: RegisterLayout) -> Direct | None:
+    """tcgen05.cp. Operands: [address], descriptor."""
+    pairs = [_operand(x, bits, layout) for x, bits in zip(instruction.operands, (32, 64), strict=True)]
+    if modifiers["group"] != "cta_group::1" or modifiers.get("unpack") or None in pairs:
+        return None
+    return Direct("copy_rows", tuple(word for pair in pairs if pair for word in pair), constant=rows_kind(modifiers["form"]))
 
 
 def _operand(operand: Any, bits: int, layout: RegisterLayout) -> tuple[int, int] | None:
@@ -245,6 +276,8 @@ def _thread_barrier(instruction: syntax.Instruction, layout: RegisterLayout) -> 
     qualifiers = [q for q in instruction.qualifiers if q not in ("cta", "aligned")]
     if qualifiers == ["warp", "sync"]:
         return Direct("warp_sync", (first,), constant=second)
+    if qualifiers == ["sync"] and not others:
+        return Direct("bar_sync", (first, layout.zero_slot), offset=second, expect=True)
     if qualifiers in (["sync"], ["arrive"]) and len(others) == 1:
         return Direct(f"bar_{qualifiers[0]}", (first, others[0][0]), offset=second, constant=others[0][1])
     return None

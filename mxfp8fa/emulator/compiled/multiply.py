@@ -89,7 +89,8 @@ class Products:
         self._shapes: dict[MMAShape, np.ndarray] = {}
         self._kept: dict[int, Any] = {}  # what the table's rows point to
 
-    def _enter(self, key: int, kind: int, words: np.ndarray, keep: Any = None) -> None:
+    def enter(self, key: int, kind: int, words: np.ndarray, keep: Any = None) -> None:
+        """Note that a key of some kind means the record `words`; `keep`: what the record points to."""
         row = _row(key, kind)
         if self.table[row, 2] and tuple(self.table[row, :2]) != (signed(key), kind):
             row ^= 1  # every pair has two places
@@ -109,10 +110,17 @@ class Products:
         if a is None or b is None or known is None:
             return
         address = known.ctypes.data  # a multiple of 8: the low bits tell operands apart
-        self._enter(shape.descriptor, form_number(shape.kind, shape.vector), known)
-        self._enter(p.b, address + 1, _place_words(b), b)
+        self.enter(shape.descriptor, form_number(shape.kind, shape.vector), known)
+        self.enter(p.b, address + 1, _place_words(b), b)
         first = tmem.split_address(p.a)[1] if p.a_in_tensor_memory else 0
-        self._enter(p.a, address + (3 if p.a_in_tensor_memory else 2), _place_words(a, first), a)
+        self.enter(p.a, address + (3 if p.a_in_tensor_memory else 2), _place_words(a, first), a)
+
+
+    def learn_rows(self, word: int, form: str, where: np.ndarray) -> None:
+        """Note where the source of a tcgen05.cp lies; `where`: (rows, words) byte addresses."""
+        from mxfp8fa.emulator.compiled import copies
+
+        copies.learn_rows(self, word, form, where)
 
 
 def form_number(kind: str, vector: str | None) -> int:
@@ -158,9 +166,9 @@ def multiply(form: int) -> FunctionWriter:
         slot = f.slot(f.put(f"add i64 {k}, {2 * len(bits)}"))
         f.require_clean([slot], mask)
         f.require(f.put(f"icmp eq i32 {f.load('i32', f.row(slot), lane, 'i32')}, 0"))
-    shape = _look_up(f, values["descriptor"], f.word(NodeField.CONSTANT))
-    b = _look_up(f, values["b"], f.put(f"add i64 {shape}, 1"))
-    a = _look_up(f, values["a"], f.put(f"add i64 {shape}, {3 if tensor_a else 2}"))
+    shape = look_up(f, values["descriptor"], f.word(NodeField.CONSTANT))
+    b = look_up(f, values["b"], f.put(f"add i64 {shape}, 1"))
+    a = look_up(f, values["a"], f.put(f"add i64 {shape}, {3 if tensor_a else 2}"))
     accumulate = f.put(f"zext i1 {_nonzero(f, values['enable'])} to i64")
     column, m, n = _accumulator(f, shape, values["d"], accumulate)
     _unpack(f, shape, b, Shape.UNPACK_B, Shape.VALUES_B, _B_AT, tensor=False)
@@ -199,8 +207,8 @@ def _wide(f: FunctionWriter, value: str, bits: int) -> str:
     return f.put(f"zext i{bits} {value} to i64")
 
 
-def _look_up(f: FunctionWriter, key: str, kind: str) -> str:
-    """What a key means; refuses if it is unknown."""
+def look_up(f: FunctionWriter, key: str, kind: str) -> str:
+    """The address of what a key means; refuses if it is unknown."""
     mixed = f.put(f"xor i64 {f.put(f'mul i64 {key}, {signed(_MIX[0])}')}, {f.put(f'mul i64 {kind}, {signed(_MIX[1])}')}")
     row = f.put(f"lshr i64 {mixed}, {64 - TABLE_BITS}")
     table = f.word(State.MEANINGS, "ptr")
@@ -215,7 +223,7 @@ def _matches(f: FunctionWriter, entry: str, key: str, kind: str) -> str:
     return f.put(f"and i1 {same[0]}, {same[1]}")
 
 
-def _require_owned(f: FunctionWriter, column: str, columns: str) -> None:
+def require_owned(f: FunctionWriter, column: str, columns: str) -> None:
     """Refuse unless the columns exist and are allocated."""
     f.require(f.put(f"icmp ule i64 {f.put(f'add i64 {column}, {columns}')}, {tmem.COLUMNS}"))
     owned = f.word(State.TENSOR_OWNED, "ptr")
@@ -227,7 +235,7 @@ def _accumulator(f: FunctionWriter, shape: str, d: str, accumulate: str) -> tupl
     """(column, M, N) of D at lane 0; refuses if it is not allocated, or is read and partly poison."""
     f.require(f.put(f"icmp ult i64 {d}, {tmem.COLUMNS}"))
     m, n = _meaning(f, shape, Shape.M), _meaning(f, shape, Shape.N)
-    _require_owned(f, d, n)
+    require_owned(f, d, n)
     lanes, shadow = _meaning(f, shape, Shape.LANES, "ptr"), f.word(State.TENSOR_SHADOW, "ptr")
     read = f.put(f"mul i64 {m}, {accumulate}")  # rows of D that are read
     with f.loop(read) as row:
@@ -243,7 +251,7 @@ def _unpack(f: FunctionWriter, shape: str, place: str, how: Shape, values: Shape
     """Elements of an operand to scratch memory; refuses if some are poison or out of bounds."""
     high = _meaning(f, place, Field.HIGH)
     if tensor:
-        _require_owned(f, _meaning(f, place, Field.FIRST), str(K_BYTES // 4))
+        require_owned(f, _meaning(f, place, Field.FIRST), str(K_BYTES // 4))
         memory, shadow = f.word(State.TENSOR, "ptr"), f.word(State.TENSOR_SHADOW, "ptr")
         f.require(f.put(f"icmp ule i64 {high}, {4 * tmem.LANES * tmem.COLUMNS}"))
     else:
@@ -272,7 +280,7 @@ def _scale_factors(f: FunctionWriter, shape: str, address: str, rows: str, byte:
     """The factors of rows of A, or columns of B, to scratch memory; refuses if copies differ or are poison."""
     column = f.put(f"and i64 {address}, {0x3FFFFFFF}")  # bits 31:30 may repeat the scale id
     f.require(f.put(f"icmp ult i64 {column}, {tmem.COLUMNS}"))
-    _require_owned(f, column, f.put(f"lshr i64 {f.put(f'add i64 {rows}, {tmem.PARTITION_LANES - 1}')}, 5"))
+    require_owned(f, column, f.put(f"lshr i64 {f.put(f'add i64 {rows}, {tmem.PARTITION_LANES - 1}')}, 5"))
     data, shadow = f.word(State.TENSOR, "ptr"), f.word(State.TENSOR_SHADOW, "ptr")
     table, target = _meaning(f, shape, Shape.SCALES, "ptr"), f.at(f.word(State.SCRATCH, "ptr"), to, "double")
     chosen = _meaning(f, shape, byte)

@@ -448,6 +448,7 @@ def dispatcher() -> Callable[[int], int]:
 _MEMORY = {"load_shared": memory.load_shared, "store_shared": memory.store_shared}
 _MEMORY |= {"load_global": memory.load_global, "store_global": memory.store_global}
 _SINGLE = {"pass_by": memory.pass_by, "wait_tensor": memory.wait_tensor, "warp_sync": barriers.warp_sync}
+_SINGLE |= {"load_bulk": copies.load_bulk, "copy_rows": copies.copy_rows}
 _SINGLE |= {"bar_sync": barriers.bar_sync, "bar_arrive": barriers.bar_arrive}
 _BY_NUMBER: dict[str, Callable[[int], FunctionWriter]] = {"wait_parity": barriers.wait_parity, "arrive": barriers.arrive}
 _BY_NUMBER |= {"commit": barriers.commit, "multiply": multiply.multiply}

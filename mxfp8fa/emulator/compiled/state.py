@@ -48,6 +48,8 @@ class State(IntEnum):
     WOKEN_AT = 32  # their offsets
     STOP_AT = 48  # program counters of the other groups, up to 31
     STOP_LANES = 96  # their threads
+    RANGES = 128  # address of the valid ranges of global memory (`copies`)
+    RANGE_COUNT = 129
     PRODUCTS = 80  # 1: tcgen05.mma and commit may be done here (eager, accumulate="float32", cta_group::1)
     MEANINGS = 81  # address of the table of descriptors, see `multiply`
     SCRATCH = 82  # address of memory for the operands of a product
@@ -112,14 +114,14 @@ class NodeField(IntEnum):
     LIST = 5  # address of the slots of operands
     WORDS = 6  # words of an access
     OFFSET = 7  # added to the address
-    EXPECT = 8  # 1: the arrival expects bytes; the wait may block
+    EXPECT = 8  # 1: the arrival expects bytes; the wait may block; the barrier is everybody's
     CONSTANT = 9  # added to the second operand
     GUARD_SLOT = 10  # of memory instructions: the guard, or -1
     GUARD_NEGATED = 11
     SLOT = 5  # of collectives: number of each register << 32 | offset of its row
 
 
-STATE_WORDS = 128
+STATE_WORDS = 160
 NODE_WORDS = 16
 WOKEN = 16
 NEVER = 1 << 62  # a program counter that nothing has

@@ -74,7 +74,8 @@ class CompiledWarp(Warp):
         words[State.MEANINGS], words[State.SCRATCH] = self.engine.products.table.ctypes.data, machine.scratch.ctypes.data
         words[State.WARP_MARK] = arrival_mark(self.index, 0)
         if machine.copies is not None:
-            words[State.MAPS] = machine.copies.table.ctypes.data
+            words[State.MAPS], ranges = machine.copies.table.ctypes.data, machine.copies.ranges
+            words[State.RANGES], words[State.RANGE_COUNT] = ranges.ctypes.data, len(ranges)
         words[State.BARRIERS], words[State.CTA] = cta.barrier_words.ctypes.data, cta.number
         words[State.THREADS], words[State.TOKEN], words[State.SPIN] = cta.threads_rounded, -1, -1
 

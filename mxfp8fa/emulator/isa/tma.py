@@ -218,10 +218,23 @@ def _store(warp: Warp, bits: int, a: Any, d: np.ndarray, dim: str, mode: str, op
         cta, offset = _shared_place(
             warp, int(d[lane]), size, "the source of a TMA store", _SHARED_ALIGNMENT_BYTES, own=True
         )
-        where = tensor_map.shared_offsets(tensor, offset, box)[box.inside.reshape(-1)]
-        addresses = box.addresses[box.inside].astype(np.uint64)
         combine = None if op is None else of_tensor(op, tensor)
-        _queue_store(warp, same, cta, where, addresses, tensor.element_bytes, combine, "cp.async.bulk.tensor")
+        where, addresses, word_bytes = _stored_words(warp, tensor, box, offset, copied=combine is None and whole.whole)
+        _queue_store(warp, same, cta, where, addresses, word_bytes, combine, "cp.async.bulk.tensor")
+
+
+def _stored_words(
+    warp: Warp, tensor: TensorMap, box: tensor_map.Box, offset: int, *, copied: bool
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """(offsets in shared memory, global addresses, bytes) of what a store moves: elements, or words of 8 bytes if it copies."""
+    chunks = tensor_map.chunks_of(tensor, offset) if copied and not warp.machine.watch.watching else None
+    if chunks is None:
+        where = tensor_map.shared_offsets(tensor, offset, box)[box.inside.reshape(-1)]
+        return where, box.addresses[box.inside].astype(np.uint64), tensor.element_bytes
+    halves = np.array([0, 8])
+    source = box.addresses.reshape(-1)[0] + chunks[0]
+    target = chunks[1] * tensor_map.CHUNK_BYTES
+    return (target[:, None] + halves).reshape(-1), (source[:, None] + halves).reshape(-1).astype(np.uint64), 8
 
 
 def _alike(bits: int, operands: list[np.ndarray], *, apart: bool) -> list[tuple[int, int]]:

@@ -48,6 +48,7 @@ class BarrierWord(IntEnum):
 
 
 ALL = -1
+LIVE_ROW = 16  # the row of words after those of the barriers: its first word is the threads of warps that have not exited
 
 
 class NamedBarrier:
@@ -107,7 +108,7 @@ class NamedBarrier:
     @property
     def _target(self) -> int:
         expected = self._words[BarrierWord.EXPECTED]
-        return self.cta.live_warps * WARP_LANES if expected == ALL else expected
+        return self.cta.live_threads if expected == ALL else expected
 
     def check(self) -> None:
         """Complete the phase if everybody is there; called again when threads exit."""

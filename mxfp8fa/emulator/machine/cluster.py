@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxfp8fa.emulator.errors import IllegalOperation, OutOfBounds
-from mxfp8fa.emulator.machine.barriers import BarrierWord, ClusterBarrier, NamedBarrier, arrival_of
+from mxfp8fa.emulator.machine.barriers import LIVE_ROW, BarrierWord, ClusterBarrier, NamedBarrier, arrival_of
 from mxfp8fa.emulator.machine.memory import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT, SharedMemory
 from mxfp8fa.emulator.machine.tensor_memory import TensorMemory
 from mxfp8fa.emulator.machine.warp import FULL, WARP_LANES, Warp
@@ -40,7 +40,7 @@ class CTA:
         self.threads = int(np.prod(launch.block))
         self.threads_rounded = -(-self.threads // WARP_LANES) * WARP_LANES
         self.tensor = TensorMemory()
-        self.barrier_words = np.zeros((NAMED_BARRIERS, len(BarrierWord)), np.int64)
+        self.barrier_words = np.zeros((NAMED_BARRIERS + 1, len(BarrierWord)), np.int64)
         self.barriers = [NamedBarrier(self, i) for i in range(NAMED_BARRIERS)]
         self._last_arrivals: dict[int, str] = {}
         self.arrivals = np.zeros(self.shared.words.data.size // 8, np.int64)
@@ -53,6 +53,10 @@ class CTA:
             )
             for i in range(0, self.threads, WARP_LANES)
         ]
+        self._count_live()
+
+    def _count_live(self) -> None:
+        self.barrier_words[LIVE_ROW, 0] = WARP_LANES * sum(not w.done for w in self.warps)
 
     def arrived(self, offset: int, who: str) -> None:
         """Note who used the mbarrier at an offset last ("": it is new)."""
@@ -65,13 +69,15 @@ class CTA:
         if pc < 0:
             return self._last_arrivals.get(offset) or "nobody"
         by = self.warps[warp].describe(pc)
-        how = {"tcgen05": " (tcgen05.commit)", "cp": " (TMA load)"}
-        return by + how.get(self.machine.program.instructions[pc].opcode, "")
+        instruction = self.machine.program.instructions[pc]
+        if instruction.opcode == "cp":
+            return f"{by} ({'TMA load' if 'tensor' in instruction.qualifiers else 'cp.async.bulk'})"
+        return f"{by} (tcgen05.commit)" if instruction.opcode == "tcgen05" else by
 
     @property
-    def live_warps(self) -> int:
-        """Warps with threads that have not exited."""
-        return sum(not w.done for w in self.warps)
+    def live_threads(self) -> int:
+        """Threads of the warps that have not exited, in whole warps."""
+        return int(self.barrier_words[LIVE_ROW, 0])
 
     @property
     def done(self) -> bool:
@@ -81,6 +87,7 @@ class CTA:
     def on_exit(self, warp: Warp, bits: int) -> None:
         """Barriers count exited threads no longer."""
         self.machine.progress()
+        self._count_live()
         for barrier in self.barriers:
             barrier.check()
         self.cluster.barrier.exited(warp, bits)

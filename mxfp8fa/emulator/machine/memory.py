@@ -145,6 +145,10 @@ class GlobalMemory:
         for r in ranges or ():
             self.add(r)
 
+    def ranges(self) -> list[Range]:
+        """All valid ranges."""
+        return list(self._ranges)
+
     def add(self, new: Range) -> None:
         """Register a range. Ranges may overlap or repeat (two views of one storage)."""
         if new.size_bytes > 0:
