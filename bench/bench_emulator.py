@@ -163,8 +163,8 @@ def page(launches: list[Launch], firsts: list[str], record: dict[str, Any]) -> s
             "",
             *[line for text in firsts for line in (text, "")],
             f"The goal for flash-attn-4 at 2048 x 2048, {GOAL / 1e6:.0f} million warp-instructions a second on 2 cores, is "
-            f"{verdict} with one thread: {at_goal.rate / 1e6:.2f} million. Under `accumulate=\"blackwell\"`, with the checker and under "
-            "other schedules memory accesses and products are Python steps, and so much slower.",
+            f"{verdict} with one thread: {at_goal.rate / 1e6:.2f} million. Under `accumulate=blackwell`, with the checker and "
+            "under other schedules memory accesses and products are Python steps, and so much slower.",
             "",
             "![Time and memory by sequence length and grid](../../figures/emulator_speed.png)",
             "",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mxfp8fa.emulator.errors import IllegalOperation, PoisonError
+from mxfp8fa.emulator.errors import IllegalOperation, OutOfBounds, PoisonError
 from mxfp8fa.emulator.isa import mbarriers
 from mxfp8fa.emulator.isa.bulk_reductions import Combine, of_tensor, of_type
 from mxfp8fa.emulator.isa.registry import machine, refuse
@@ -305,7 +305,9 @@ def _size(value: int, what: str) -> int:
 
 def _check_global(warp: Warp, address: int, size: int, *, write: bool) -> None:
     """Every 16-byte chunk of global memory that a bulk copy touches must be valid."""
-    chunks = np.arange(address, address + size, _BULK_ALIGNMENT_BYTES, dtype=np.uint64)
+    if address + size > 1 << 64:
+        raise OutOfBounds(f"cp.async.bulk of {size} bytes at global address {address:#x}: it ends beyond the address space")
+    chunks = np.uint64(address) + np.arange(0, size, _BULK_ALIGNMENT_BYTES, dtype=np.uint64)
     warp.machine.memory.check(chunks, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=write)
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mxfp8fa.emulator.errors import IllegalOperation
+from mxfp8fa.emulator.errors import IllegalOperation, OutOfBounds
 from mxfp8fa.emulator.machine.memory import GlobalMemory
 from mxfp8fa.layouts.swizzle import NONE, SW32, SW64, SW128, SW128_ATOM32, SW128_ATOM64, Swizzle
 
@@ -26,6 +26,7 @@ ELEMENT_TYPES = {
 _SWIZZLES = {(0, 0): NONE, (1, 0): SW32, (2, 0): SW64, (3, 0): SW128, (3, 1): SW128_ATOM32, (3, 3): SW128_ATOM64}
 _NAN_FILL = 0x7FF77FF77FF77FF7  # outside elements when the map says NaN: 0x7FF7 in every 16 bits (measured on an H200)
 _TF32_NAN = np.uint32(0x7FFFE000)  # what a tf32 load makes of every NaN (measured on an H200)
+ADDRESS_LIMIT = 1 << 57  # virtual addresses of a GPU have at most 57 bits
 CHUNK_BYTES = 16  # TMA moves 16-byte chunks: where a copy may start, and what a store at the end of a row writes
 
 
@@ -196,17 +197,34 @@ def box_of(m: TensorMap, coordinates: tuple[int, ...], rows: tuple[int, ...] | N
     ):
         whole = _whole_box(m)
         origin = m.address + sum(first * stride for first, stride in zip(start, m.strides_bytes, strict=True))
+        _check_reach(m, [first + count - 1 for first, count in zip(start, m.box_counts, strict=True)])
         return Box(whole.addresses + origin, whole.inside, True)
-    addresses: np.ndarray = np.array(m.address, np.int64)
+    indices = [
+        start[d] + np.arange(m.box_counts[d], dtype=np.int64) * m.element_strides[d]
+        if d != 1 or rows is None
+        else np.array(rows, np.int64)
+        for d in range(m.rank)
+    ]
+    inside_of = [(index >= 0) & (index < size) for index, size in zip(indices, m.dims, strict=True)]
+    some = all(ok.any() for ok in inside_of)
+    if some:
+        _check_reach(m, [int(index[ok].max()) for index, ok in zip(indices, inside_of, strict=True)])
+    addresses: np.ndarray = np.array(m.address if some else 0, np.int64)
     inside: np.ndarray = np.array(True)
-    for d in reversed(range(m.rank)):
-        index = start[d] + np.arange(m.box_counts[d], dtype=np.int64) * m.element_strides[d]
-        if d == 1 and rows is not None:
-            index = np.array(rows, np.int64)
-        ok = (index >= 0) & (index < m.dims[d])
-        addresses = addresses[..., None] + index * m.strides_bytes[d]
+    for index, ok, stride in reversed(list(zip(indices, inside_of, m.strides_bytes, strict=True))):
+        addresses = addresses[..., None] + index * stride
         inside = inside[..., None] & ok
     return Box(addresses, inside)
+
+
+def _check_reach(m: TensorMap, last: list[int]) -> None:
+    """OutOfBounds if an element of the tensor lies where no memory can be; what may overflow is not computed with arrays."""
+    address = m.address + sum(index * stride for index, stride in zip(last, m.strides_bytes, strict=True))
+    if address >= ADDRESS_LIMIT:
+        raise OutOfBounds(
+            f"TMA copy of element {tuple(last)} of a tensor at {m.address:#x} with strides of {m.strides_bytes} bytes: global "
+            f"address {address:#x} is beyond the address space"
+        )
 
 
 def stored(m: TensorMap, box: Box) -> np.ndarray:

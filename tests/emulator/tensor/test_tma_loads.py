@@ -350,3 +350,19 @@ def test_sizes_that_do_not_fit_the_unit_of_a_packed_type():
         "box 32 and size 63 of dimension 0 must be multiples of 2",
         maps=[bytes(raw)],
     )
+
+
+@pytest.mark.parametrize("address", [2**64 - 256, 2**63, 2**63 - 256, 2**57, 2**47, 0], ids=hex)
+@pytest.mark.parametrize("what", ["load", "store"])
+def test_tensors_at_addresses_that_no_memory_has(address, what):
+    """A map of garbage: an error that says where, whatever the address; a box outside of the tensor reads nothing."""
+    t = tensor(U16, (64, 40), (32, 8))
+    wild = dataclasses.replace(t.map, address=address)
+    name = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
+    store = f" @%leader {name} [%map0, {{32, 39}}], [%r3];\n @%leader cp.async.bulk.commit_group;\n"
+    begin = boxes.fill_shared(4096) + expect(boxes.transferred(wild, 256))
+    for body in [store] if what == "store" else [load_text(wild, (0, 0)), load_text(wild, (32, 39))]:
+        with pytest.raises(em.OutOfBounds, match="global address 0x"):
+            run(begin + body, np.zeros(8, np.uint8), maps=[wild], shared_bytes=4096)
+    if what == "load":
+        run(begin + load_text(wild, (-32, -9)) + wait(), np.zeros(8, np.uint8), maps=[wild], shared_bytes=4096)
