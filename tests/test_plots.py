@@ -12,10 +12,11 @@ from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.colors import to_rgb  # noqa: E402
 
 from mxfp8fa.numerics.sqnr import SqnrEntry, StrictSummary  # noqa: E402
-from mxfp8fa.plots import attention, blocks, style  # noqa: E402
+from mxfp8fa.plots import attention, blocks, emulator_speed, style  # noqa: E402
 from mxfp8fa.published import BY_KEY  # noqa: E402
 from mxfp8fa.studies import blocks as block_studies  # noqa: E402
 from mxfp8fa.studies import choices  # noqa: E402
+from mxfp8fa.studies.emulator_results import Launch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +93,14 @@ def scale_of_p():
     return choices.ScaleOfP(np.arange(9), db, {"O": 25.0, "dV": 25.0}, "made up")
 
 
+def made_up_launches():
+    return [
+        Launch(kernel, n, heads, "default", n * heads // 256, n * n * heads, n * n * heads / 1e7, 0.1, 800.0)
+        for kernel in emulator_speed.KERNELS
+        for n, heads in ((256, 1), (512, 1), (512, 2))
+    ]
+
+
 DRAWINGS = {
     "formats": (2, lambda ax: blocks.fig_formats([block_studies.format_grid(f) for f in ("e4m3", "e5m2")], ax=ax)),
     "block": (3, lambda ax: blocks.fig_block(block_studies.outlier_examples(), ax=ax)),
@@ -103,6 +112,7 @@ DRAWINGS = {
     "lengths": (2, lambda ax: attention.fig_lengths({"a": sweep(), "b": sweep()}, ax=ax)),
     "p_scale": (1, lambda ax: attention.fig_p_scale({"a": scale_of_p()}, ax=ax)),
     "codes": (3, lambda ax: attention.fig_codes(choices.codes_of_p(logit_stds=(1,), seqlen=64), ax=ax)),
+    "emulator_speed": (3, lambda ax: emulator_speed.fig_emulator_speed(made_up_launches(), "a machine", ax=ax)),
     "leak": (1, lambda ax: attention.fig_leak(choices.causal_leak(gains=(1, 2**12)), ax=ax)),
 }
 

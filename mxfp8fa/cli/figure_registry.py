@@ -168,6 +168,15 @@ def module_speed() -> Figure:
     return fig_module_speed((Module(), PUBLISHED_RATES, MODELLED_RATES))
 
 
+def emulator_speed() -> Figure:
+    """Time and memory of an emulated forward by sequence length and grid (`bench/bench_emulator.py` measures them again)."""
+    from mxfp8fa.plots.emulator_speed import fig_emulator_speed
+    from mxfp8fa.studies.emulator_results import shipped
+
+    record, launches = shipped()
+    return fig_emulator_speed(launches, f"{record['machine']}, {record['date']}")
+
+
 def producers() -> Figure:
     """The fused quantizers beside their ceilings, as measured on an H200 (`bench/bench_producers.py` makes it again)."""
     from mxfp8fa.plots.producers import fig_producers
@@ -337,6 +346,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         gradient_sqnr_jagged,
         module_speed,
         producers,
+        emulator_speed,
         timeline,
         tensor_memory,
         forward_timeline,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, ScalarFormatter
 
 from mxfp8fa.plots.style import BLUE, GREY, VERMILION, finish, panels, styled
 from mxfp8fa.studies.emulator_results import Launch, growth
@@ -30,13 +31,13 @@ def fig_emulator_speed(launches: Sequence[Launch], where: str, *, ax: Axes | Seq
         lengths, grids = growth(list(launches), kernel), growth(list(launches), kernel, heads=True)
         if min(len(lengths), len(grids)) < 2:
             raise ValueError(f"{kernel}: {len(lengths)} lengths and {len(grids)} grids; growth needs at least 2 of each")
-        by_length.loglog([x.seqlen for x in lengths], [x.wall_s for x in lengths], color=color, marker=marker, label=kernel)
-        by_grid.loglog([x.ctas for x in grids], [x.wall_s for x in grids], color=color, marker=marker, label=kernel)
+        by_length.loglog([x.seqlen for x in lengths], [1e3 * x.wall_s for x in lengths], color=color, marker=marker, label=kernel)
+        by_grid.loglog([x.ctas for x in grids], [1e3 * x.wall_s for x in grids], color=color, marker=marker, label=kernel)
         memory.semilogx([x.seqlen for x in lengths], [x.memory_mib for x in lengths], color=color, marker=marker, label=kernel)
     first = growth(list(launches), next(iter(KERNELS)))
-    _guide(by_length, [x.seqlen for x in first], first[-1].wall_s, 2, "length squared")
+    _guide(by_length, [x.seqlen for x in first], 1e3 * first[-1].wall_s, 2, "length squared")
     grid = growth(list(launches), next(iter(KERNELS)), heads=True)
-    _guide(by_grid, [x.ctas for x in grid], grid[-1].wall_s, 1, "in proportion")
+    _guide(by_grid, [x.ctas for x in grid], 1e3 * grid[-1].wall_s, 1, "in proportion")
     every = sorted({x.seqlen for x in launches if x.heads == 1 and x.options == "default"})
     for axis, ticks, text in (
         (by_length, every, "sequence length, one head"),
@@ -47,13 +48,17 @@ def fig_emulator_speed(launches: Sequence[Launch], where: str, *, ax: Axes | Seq
         axis.minorticks_off()
         axis.set_xlabel(text)
         axis.margins(0.1)
-    by_length.set_ylabel("wall time of a launch, s")
-    by_grid.set_ylabel("wall time of a launch, s")
+    for axis in (by_length, by_grid):
+        axis.set_ylabel("wall time of a launch, ms")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(ScalarFormatter())
     memory.set_ylabel("peak memory of the process, MiB")
-    memory.set_ylim(0, 1.15 * max(x.memory_mib for x in launches))
+    shown = [x.memory_mib for kernel in KERNELS for x in growth(list(launches), kernel)]
+    memory.set_ylim(0, 1.15 * max(shown))
     by_length.legend(frameon=False, fontsize=8)
     work, longer = (first[-1].seqlen / first[0].seqlen) ** 2, first[-1].wall_s / first[0].wall_s
-    finding = f"{work:.0f} times the work takes {longer:.0f} times as long, and hardly more memory"
+    more = first[-1].memory_mib / first[0].memory_mib
+    finding = f"{work:.0f} times the work takes {longer:.0f} times as long and {more:.1f} times the memory"
     return finish(axes, ax, finding, "emulated", f"head_dim 128, forward, not causal, one thread; {where}")
 
 
