@@ -1,7 +1,8 @@
 """Other people's kernels in the emulator: runs tests/emulator/peers and writes their results as a table.
 
 Run as `OMP_NUM_THREADS=1 python bench/emulator_peers.py [--write bench/results/emulator_peers.md] [PYTEST ARGUMENTS]`;
-about an hour and a half on one core. The tests hold every result against its bound; a run with a failure writes nothing.
+about half an hour on one core. The tests hold every result against its bound; a run with a failure writes nothing. Tests of
+the checker's findings are no rows of it (bench/silence.py), nor are short forms of tests (-few) that run whole (-all).
 With --lines FILE every finished test is written down there at once, and those that are there already do not run again.
 """
 
@@ -30,11 +31,12 @@ load average {load:.1f} (other work ran beside it: take the seconds as upper lim
 Every kernel is the package's own, unmodified, compiled for sm_100a and run on CPU tensors; every row is one call (all
 its launches) with random inputs. Errors are against float64 references, largest / rms, over all elements of a result;
 "bound used" is the largest error as a share of the worst case derived for that element in the test. "MMAs" are executed
-tcgen05.mma, "seconds" the emulation of the first schedule without the package's compilation. All schedules gave the
-same bits, except sums by atomic additions (dQ, and dK, dV with grouped heads), which stayed within the same bounds.
+tcgen05.mma. "First" is the emulation of the first schedule without the package's compilation, machine code being made as it
+becomes hot (a kernel that an earlier row ran has it already); "again" the same after all schedules. All schedules gave the same
+bits, except sums by atomic additions (dQ, and dK, dV with grouped heads), which stayed within the same bounds.
 
-| kernel | inputs | schedules | result: max error / rms error (bound used) | launches | MMAs | warp-instructions | seconds |
-|---|---|---|---|---|---|---|---|
+| kernel | inputs | schedules | result: max error / rms error (bound used) | launches | MMAs | warp-instructions | first, s | again, s |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -52,7 +54,8 @@ class Recorder:
             self._take(json.loads(line))
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = [i for i in items if i.nodeid not in self._done]
+        whole = {i.nodeid for i in items}
+        items[:] = [i for i in items if i.nodeid not in self._done and in_table(i, whole)]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.failed += report.failed
@@ -80,6 +83,12 @@ class Recorder:
                 self.rows[key] = line
 
 
+def in_table(item: Any, whole: set[str]) -> bool:
+    """Whether a test makes a row or a reason: it uses `peer` or says what is refused, and no other test does more."""
+    makes = "peer" in item.fixturenames or item.path.stem == "test_refused"
+    return makes and not ("-few]" in item.nodeid and item.nodeid.replace("-few]", "-all]") in whole)
+
+
 def schedules_text(schedules: list[str]) -> str:
     """`eager, lazy, 10 random`."""
     seeds = sum(s.startswith("random") for s in schedules)
@@ -95,7 +104,8 @@ def row(line: dict[str, Any]) -> str:
     launches = line["launches"]
     cells = (
         line["kernel"], line["shape"], schedules_text(line["schedules"]), "; ".join(errors), len(launches),
-        sum(launch["tcgen05.mma"] for launch in launches), f"{line['warp_instructions']:,}", f"{line['seconds']:.1f}",
+        sum(launch["tcgen05.mma"] for launch in launches), f"{line['warp_instructions']:,}", f"{line['seconds']:.2f}",
+        f"{line['again']:.2f}",
     )  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
 

@@ -125,7 +125,8 @@ class CompiledWarp(Warp):
                 left -= executed
                 if why == Stop.BLOCKED:
                     break
-                if why != Stop.STEP or self.group is not group:
+                met = why == Stop.GROUP and not executed  # and stays apart: it waits in the middle of this instruction
+                if (why != Stop.STEP and not met) or self.group is not group:
                     continue
                 pc = group.pc
                 if left <= 0 and not interior[pc]:

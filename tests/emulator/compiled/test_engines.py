@@ -6,6 +6,7 @@ from both_engines import both_engines
 
 from mxfp8fa.emulator import compiled, run_ptx
 from mxfp8fa.emulator.errors import BarrierError, DeadlockError, OutOfBounds, PoisonError
+from mxfp8fa.emulator.machine.machine import QUANTUM
 from mxfp8fa.emulator.machine.program import load_program
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="no machine code here")
@@ -138,6 +139,23 @@ def test_a_thread_that_waits_apart_from_its_warp(options):
     """Lane 3 waits on an mbarrier; the other 31 lanes, and twice each lane of the other warp, arrive."""
     body = arrivals(ONE_WAITS).replace("[%a], 64;", "[%a], 95;")
     run(body, **options)
+
+
+PARTS_ARRIVE = """
+  and.b32 %m, %t, 31; mov.u32 %s, 0; mov.u32 %v, %i; setp.ne.u32 %q, %m, 0; @%q bra meet;
+inner: add.u32 %s, %s, 1; setp.lt.u32 %w, %s, 30; @%w bra inner;
+meet: barrier.sync 0;"""
+
+
+@pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: "-".join(map(str, o.values())))
+def test_a_thread_that_comes_to_a_barrier_where_its_warp_waits(options, monkeypatch):
+    """Lane 0 is late by more than a turn: the other 31 wait in the middle of the very instruction that it comes to.
+
+    Compiled code stops where groups meet, and these do not become one: Python has to go on, or nobody ever does.
+    """
+    for schedule in QUANTUM:
+        monkeypatch.setitem(QUANTUM, schedule, 40)
+    run(LOOP.format(body=PARTS_ARRIVE) + STORE, **options)
 
 
 def test_a_deadlock_of_compiled_waits_is_reported_as_by_python():
