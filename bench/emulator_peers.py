@@ -35,7 +35,7 @@ tcgen05.mma. "First" is the emulation of the first schedule without the package'
 becomes hot (a kernel that an earlier row ran has it already); "again" the same after all schedules. All schedules gave the same
 bits, except sums by atomic additions (dQ, and dK, dV with grouped heads), which stayed within the same bounds.
 
-| kernel | inputs | schedules | result: max error / rms error (bound used) | launches | MMAs | warp-instructions | first, s | again, s |
+| kernel | inputs | schedules | max error / rms error (bound used) | launches | MMAs | warp-instructions | first s | again s |
 |---|---|---|---|---|---|---|---|---|
 """
 
