@@ -142,7 +142,7 @@ def test_the_ablation_is_printed(emulated, capsys, monkeypatch):
     assert len(in_both) == 8 and all(ATTENTIONS[name] in trained for name in (*in_both, "exact", "bf16_head", "dq16_raw"))
 
 
-@pytest.mark.parametrize(("task", "others", "controls"), [("module", 12, 2), ("jagged", 3, 1)])
+@pytest.mark.parametrize(("task", "others", "controls"), [("module", 12, 2), ("jagged", 6, 1)])
 def test_shipped_runs(task, others, controls):
     """Three seeds of everything; every control is far outside of what seeds do, no other attention above it."""
     runs = shipped_runs(task)
