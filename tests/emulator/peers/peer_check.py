@@ -1,7 +1,7 @@
 """Run a peer under several schedules and hold its results against a float64 reference with a derived bound.
 
 Unit roundoffs: a float32 operation is off by at most 2^-24 of its result, a bfloat16 rounding by 2^-8, a float16 one by
-2^-11, an E4M3 one by 2^-4. A sum of n float32 terms, in any order, is off by at most n 2^-24 sum|terms|.
+2^-11, an E4M3 one by 2^-4, an E5M2 one by 2^-3. A sum of n float32 terms, in any order, is off by at most n 2^-24 sum|terms|.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 import mxfp8fa.emulator as emulator
 
-F32, BF16, F16, E4M3 = 2.0**-24, 2.0**-8, 2.0**-11, 2.0**-4
+F32, BF16, F16, E4M3, E5M2 = 2.0**-24, 2.0**-8, 2.0**-11, 2.0**-4, 2.0**-3
 ROUNDOFF = {"float32": F32, "bfloat16": BF16, "float16": F16}
 
 FEW = ("eager", "lazy", "random 1")

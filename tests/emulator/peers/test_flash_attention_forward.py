@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from peer_attention import Problem, band, forward, stack
-from peer_check import BF16, E4M3, F16, Expected, cases
+from peer_check import BF16, E4M3, E5M2, F16, Expected, cases
 
 torch = pytest.importorskip("torch")
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,13 @@ class Dense:
 
     def expected(self):
         left, right = (None, 0) if self.causal else self.window
-        p_roundoff = {"bf16": BF16, "fp16": F16, "fp8": E4M3}[self.dtype]
+        p_roundoff = {"bf16": BF16, "fp16": F16, "fp8": E4M3, "fp8 e5m2": E5M2}[self.dtype]
         kinds = {
             "visible": band(self.sq, self.sk, left, right),
             "scale": 1 / math.sqrt(self.d),
             "p_roundoff": p_roundoff,
-            "p_floor": 2.0**-18 if self.dtype == "fp8" else 0.0,  # P is stored as 2^8 P; half of E4M3's 2^-9
+            # 2^8 P is stored; half of E4M3's 2^-9, of E5M2's 2^-16
+            "p_floor": {"fp8": 2.0**-18, "fp8 e5m2": 2.0**-25}.get(self.dtype, 0.0),
             "roundoff": F16 if self.dtype == "fp16" else BF16,
         }
         q, k, v = (t.double().numpy() for t in self.inputs())
@@ -79,6 +80,9 @@ DENSE = [
     Dense("fp8", 256, 384, dtype="fp8"),
     Dense("fp8-causal-gqa", 200, 256, hq=2, hkv=1, dtype="fp8", causal=True),
     Dense("fp8-2cta", 512, 256, dtype="fp8", two_cta=True, sm_count=2),
+    Dense("fp8-d64", 256, 384, d=64, dtype="fp8"),
+    Dense("fp8-d64-causal", 300, 300, d=64, dtype="fp8", causal=True),
+    Dense("fp8-e5m2", 256, 256, dtype="fp8 e5m2"),
     Dense("window", 300, 300, window=(64, 32)),
     Dense("split-kv", 64, 512, splits=2),
     Dense("clc-causal", 260, 260, hq=2, hkv=2, causal=True, clc=True, sm_count=2),
