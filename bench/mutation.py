@@ -30,6 +30,8 @@ ABOUT = {
     "keys, one after another in one persistent CTA, and then one head of 130 x 40",
     "backward": "our MXFP8 attention, main kernel of the backward (`mxfp8fa.kernels.backward`, d = 64, not causal), 500 queries x "
     "100 keys: four tiles of queries, so that every ring comes around",
+    "backward-fp16": "our MXFP8 attention, main kernel of the backward with dQ added up in FP16 (`dq_accumulate`; d = 64, not "
+    "causal), 500 queries x 100 keys: four tiles of queries, so that every ring comes around",
     "jagged": "our MXFP8 attention, forward, on packed sequences (d = 64, not causal): 130, 20, 0 and 40 queries x 200, 0, 30 and "
     "70 keys, three heads, all in one persistent CTA, and then one head of one sequence, 130 x 40",
     "jagged-backward": "our MXFP8 attention, main kernel of the backward, on packed sequences (d = 64, not causal): 400, 0, 20 and "

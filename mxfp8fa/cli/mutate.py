@@ -6,8 +6,9 @@ or poison report; a wrong result alone does not count. A mutant that survives is
 known to order the same accesses; that edge is named. Progress goes to stderr.
 
 TARGET is step2 or step3 (matrix products of this package), step6 or step7 (its attention loops), forward (the
-attention kernel), backward (the main kernel of its gradient), jagged and jagged-backward (the same on packed sequences),
-flash-attn-4 (in a checkout, with the extra `peers`), or FILE.py:FUNCTION, a function that returns (compiled, args).
+attention kernel), backward and backward-fp16 (the main kernel of its gradient, dQ added up in FP32 or FP16), jagged and
+jagged-backward (the same on packed sequences), flash-attn-4 (in a checkout, with the extra `peers`), or FILE.py:FUNCTION,
+a function that returns (compiled, args).
 Exit status: 0; 1 when mutants survived that nothing shows to be equivalent; 3 when the kernel itself is wrong.
 """
 

@@ -10,10 +10,11 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mxfp8fa.cli.console import CommandError
 from mxfp8fa.emulator.names import Names
@@ -192,11 +193,11 @@ def _jagged_call(num_heads: int, queries: tuple[int, ...], keys: tuple[int, ...]
     return compiled, args
 
 
-def backward() -> Target:
+def backward(dq_accumulate: Literal["float32", "float16"] = "float32") -> Target:
     """The backward's main kernel: four tiles of queries, the last of them short, and one of keys, of dimension 64."""
-    from mxfp8fa.studies.backward_runs import main_launch, random_call
+    from mxfp8fa.studies.backward_runs import SQUARE, main_launch, random_call
 
-    launch = main_launch(random_call((1, 500, 100, 1, 1, 64)))
+    launch = main_launch(random_call((1, 500, 100, 1, 1, 64), options=replace(SQUARE, dq_accumulate=dq_accumulate)))
     return Target(launch.compiled, launch.arguments, launch.names, {"wait_ld": "required"})
 
 
@@ -210,7 +211,7 @@ def jagged_backward() -> Target:
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "step2": k_loop, "step3": block_scaled, "step6": kv_loop, "step7": warp_specialised, "forward": forward,
-    "jagged": jagged, "backward": backward, "jagged-backward": jagged_backward,
+    "jagged": jagged, "backward": backward, "backward-fp16": partial(backward, "float16"), "jagged-backward": jagged_backward,
 }  # fmt: skip
 
 

@@ -4,9 +4,9 @@ Writes into the output folder: timeline.png, tensor_memory.png, shared_ring.png,
 https://ui.perfetto.dev and chrome://tracing open. Time is counted in steps of the emulation: an order, not cycles.
 
 TARGET is step2 or step3 (matrix products of this package), step6 or step7 (its attention loops), forward (the
-attention kernel), backward (the main kernel of its gradient), jagged and jagged-backward (the same on packed sequences),
-flash-attn-4 (in a checkout, with the extra `peers`), or FILE.py:FUNCTION, a function that returns (compiled, args) or
-(compiled, args, names).
+attention kernel), backward and backward-fp16 (the main kernel of its gradient, dQ added up in FP32 or FP16), jagged and
+jagged-backward (the same on packed sequences), flash-attn-4 (in a checkout, with the extra `peers`), or FILE.py:FUNCTION,
+a function that returns (compiled, args) or (compiled, args, names).
 Exit status: 0; 3 when the kernel did something wrong.
 """
 
