@@ -5,6 +5,7 @@ the wrong way is named with its file and line. A second test imports the lower r
 """
 
 import ast
+import graphlib
 import subprocess
 import sys
 import textwrap
@@ -98,6 +99,30 @@ def wrong_edges(found: list[Import]) -> list[str]:
 
 def test_the_package_imports_in_one_direction():
     assert wrong_edges(package_imports()) == []
+
+
+def modules_imported(tree: ast.AST, known: set[str]) -> set[str]:
+    """The modules of the package that a file needs to run, inside functions too; imports for type checkers apart."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & known or {node.module}
+        else:
+            found |= modules_imported(node, known)
+    return found
+
+
+def test_no_module_needs_itself_by_way_of_others():
+    files = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
+    files = {module.removesuffix(".__init__"): path for module, path in files.items()}
+    graph = {m: modules_imported(ast.parse(p.read_text()), set(files)) - {m} for m, p in files.items()}
+    assert len(graph["mxfp8fa.emulator.isa"]) > 20
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the modules of a circle
 
 
 def test_every_room_is_placed():

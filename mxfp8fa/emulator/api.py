@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from mxfp8fa.emulator.check import Checker
 from mxfp8fa.emulator.errors import EmulationError
+from mxfp8fa.emulator.launch import run_machine
 from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
-from mxfp8fa.emulator.machine.machine import Machine, run_machine
+from mxfp8fa.emulator.machine.machine import Machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
 from mxfp8fa.emulator.machine.program import Program, load_program
 from mxfp8fa.emulator.machine.watch import Watch

@@ -21,9 +21,9 @@ from mxfp8fa.emulator.check import Checker, Finding
 from mxfp8fa.emulator.check.allowed import reason_to_allow
 from mxfp8fa.emulator.check.witness import Witness
 from mxfp8fa.emulator.errors import EmulationError, Site
+from mxfp8fa.emulator.launch import run_machine
 from mxfp8fa.emulator.machine.binding import Step, bind
 from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
-from mxfp8fa.emulator.machine.machine import run_machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, Range
 from mxfp8fa.emulator.machine.program import Program, load_program
 from mxfp8fa.emulator.machine.warp import Warp

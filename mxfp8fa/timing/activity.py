@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mxfp8fa.timing.agents import Busy
 from mxfp8fa.timing.costs import Pipe
 from mxfp8fa.timing.estimate import Run
 from mxfp8fa.timing.rates import Rates
 from mxfp8fa.timing.resources import reason_name, role
-from mxfp8fa.timing.simulate import SCHEDULERS, Busy, Timeline, simulate
+from mxfp8fa.timing.simulate import SCHEDULERS, Timeline, simulate
 
 BIN_CYCLES = 32
 # Rows of a picture, and the units of the schedulers behind them.

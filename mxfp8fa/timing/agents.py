@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import NamedTuple, cast
 
 from mxfp8fa.timing.rates import Rates
 from mxfp8fa.timing.record import LaunchRecord, Operation, Phase
 
-if TYPE_CHECKING:
-    from mxfp8fa.timing.simulate import Busy
+
+class Busy(NamedTuple):
+    """Something that lasted, in cycles; `port`: cycles of the shared memory port that it took in that time."""
+
+    actor: str
+    what: str
+    start: float
+    end: float
+    port: float = 0.0
 
 
 class Agents:
@@ -114,6 +121,4 @@ class Agents:
         return latest
 
     def _span(self, actor: str, what: str, start: float, end: float, shared_bytes: int) -> None:
-        from mxfp8fa.timing.simulate import Busy
-
         self._spans.append(Busy(actor, what, start, end, shared_bytes / self._rates["smem"]))

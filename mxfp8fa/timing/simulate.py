@@ -14,25 +14,14 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from mxfp8fa.timing.agents import Agents
+from mxfp8fa.timing.agents import Agents, Busy
 from mxfp8fa.timing.costs import QUEUE_CYCLES, QUEUED, SCHEDULER_PIPES, SHARED_ACCESSES, Cost, Pipe, cost_of
 from mxfp8fa.timing.paths import Replay, WarpPath
 from mxfp8fa.timing.rates import Rates
 from mxfp8fa.timing.record import Anchor, Phase
 
 SCHEDULERS = 4
-
-
-class Busy(NamedTuple):
-    """Something that lasted, in cycles; `port`: cycles of the shared memory port that it took in that time."""
-
-    actor: str
-    what: str
-    start: float
-    end: float
-    port: float = 0.0
 
 
 @dataclass

@@ -8,33 +8,17 @@ step, on the same registers; so is everything that is about to fail, so that err
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mxfp8fa.emulator.compiled.jit import available
-
-if TYPE_CHECKING:
-    from mxfp8fa.emulator.compiled.copies import Copies
-    from mxfp8fa.emulator.compiled.turns import Turns
-    from mxfp8fa.emulator.compiled.warp import CompiledWarp
-    from mxfp8fa.emulator.machine.machine import Machine
-    from mxfp8fa.emulator.machine.program import Program
+from mxfp8fa.emulator.machine.evaluator import Evaluator
 
 
-def prepare(program: Program) -> type[CompiledWarp]:
-    """Get a program's compiled code ready for a launch; returns the class of its warps."""
-    from mxfp8fa.emulator.compiled.engine import engine_of
-    from mxfp8fa.emulator.compiled.warp import CompiledWarp
+def evaluator_for(engine: str) -> Evaluator:
+    """The evaluator of a launch: with machine code where `engine` is "compiled" and it can be made here."""
+    if engine == "numpy" or not available():
+        return Evaluator()
+    from mxfp8fa.emulator.compiled.evaluator import CompiledEvaluator
 
-    engine_of(program).begin()
-    return CompiledWarp
-
-
-def eager(machine: Machine, quantum: int) -> tuple[Turns, Copies]:
-    """What compiled code knows of a launch under the eager schedule: turns (of `quantum` instructions) and tensor maps."""
-    from mxfp8fa.emulator.compiled.copies import Copies
-    from mxfp8fa.emulator.compiled.turns import Turns
-
-    return Turns(machine, quantum), Copies(machine.memory.ranges())
+    return CompiledEvaluator()
 
 
-__all__ = ["available", "eager", "prepare"]
+__all__ = ["available", "evaluator_for"]

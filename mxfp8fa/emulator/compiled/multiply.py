@@ -1,6 +1,6 @@
 """tcgen05.mma as a compiled instruction: look up what its descriptors mean, check, unpack, multiply.
 
-What a descriptor means is worked out in Python the first time (`Products.learn`, by the Python step) and kept in a table
+What a descriptor means is worked out in Python the first time (`product.learn`, after the Python step) and kept in a table
 that compiled code reads: the 32-bit instruction descriptor leads to a `Shape`, an operand's address or descriptor
 to a `Place`. An unknown one, and everything that `product.multiply` would leave to the NumPy code, is refused. Only under the
 eager schedule, where an MMA is complete when it is issued, with accumulate="float32" and one CTA.
@@ -19,9 +19,7 @@ from mxfp8fa.emulator.compiled.state import NodeField, State
 from mxfp8fa.layouts import tmem
 
 if TYPE_CHECKING:
-    from mxfp8fa.emulator.compiled.product import Place
     from mxfp8fa.emulator.isa.tcgen05_descriptor import MMAShape
-    from mxfp8fa.emulator.machine.tensor_core import Product
 
 TABLE_BITS = 12
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)  # odd: any would do
@@ -82,11 +80,12 @@ class Products:
 
     Attributes:
         table: rows of (key, kind of key, address of what it means).
+        shapes: `Shape` words that are known.
     """
 
     def __init__(self) -> None:
         self.table = np.zeros((1 << TABLE_BITS, 3), np.int64)
-        self._shapes: dict[MMAShape, np.ndarray] = {}
+        self.shapes: dict[MMAShape, np.ndarray] = {}
         self._kept: dict[int, Any] = {}  # what the table's rows point to
 
     def enter(self, key: int, kind: int, words: np.ndarray, keep: Any = None) -> None:
@@ -97,31 +96,6 @@ class Products:
         self._kept[row] = words, keep
         self.table[row] = signed(key), kind, words.ctypes.data
 
-    def learn(self, p: Product) -> None:
-        """Note what the descriptors of a product mean; `product.multiply` has just done it for one CTA."""
-        from mxfp8fa.emulator.compiled import product
-
-        shape = p.shape
-        a = product.place_of_a(p)
-        b = product.place_of_b(p, shape.n)
-        known = self._shapes.get(shape)
-        if known is None:
-            known = self._shapes[shape] = product.shape_words(shape)
-        if a is None or b is None or known is None:
-            return
-        address = known.ctypes.data  # a multiple of 8: the low bits tell operands apart
-        self.enter(shape.descriptor, form_number(shape.kind, shape.vector), known)
-        self.enter(p.b, address + 1, _place_words(b), b)
-        first = tmem.split_address(p.a)[1] if p.a_in_tensor_memory else 0
-        self.enter(p.a, address + (3 if p.a_in_tensor_memory else 2), _place_words(a, first), a)
-
-
-    def learn_rows(self, word: int, form: str, where: np.ndarray) -> None:
-        """Note where the source of a tcgen05.cp lies; `where`: (rows, words) byte addresses."""
-        from mxfp8fa.emulator.compiled import copies
-
-        copies.learn_rows(self, word, form, where)
-
 
 def form_number(kind: str, vector: str | None) -> int:
     """Tells apart what an instruction descriptor may belong to; odd."""
@@ -129,14 +103,6 @@ def form_number(kind: str, vector: str | None) -> int:
 
     vectors = sorted({str(v) for known in SCALE_VECTORS.values() for v in known} | {"None"})
     return 2 * (list(KINDS).index(kind) * len(vectors) + vectors.index(str(vector))) + 1
-
-
-def _place_words(place: Place, first_column: int = 0) -> np.ndarray:
-    words = np.zeros(len(Field), np.int64)
-    words[Field.RUNS], words[Field.COUNT], words[Field.HIGH] = place.pointer, place.runs.size, place.high
-    words[Field.ROWS], words[Field.COLUMNS] = place.shape
-    words[Field.TURN], words[Field.FIRST] = place.turn, first_column
-    return words
 
 
 # -- the instruction --------------------------------------------------------------------------------------------------

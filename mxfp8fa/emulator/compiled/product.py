@@ -19,7 +19,7 @@ import numpy as np
 
 from mxfp8fa.emulator.compiled.function import FunctionWriter
 from mxfp8fa.emulator.compiled.jit import available, the_jit, wide_vectors
-from mxfp8fa.emulator.compiled.multiply import Shape
+from mxfp8fa.emulator.compiled.multiply import Field, Products, Shape, form_number
 from mxfp8fa.emulator.machine.memory import SHARED_BASE
 from mxfp8fa.layouts import tmem
 from mxfp8fa.numerics.formats import E8M0, FORMATS, decode
@@ -260,11 +260,33 @@ def multiply(ctas: list[CTA], p: Product) -> bool:
         _write(target, p, a, right)
     for cta in ctas:
         _count(cta, p, len(ctas))
-    machine = ctas[0].machine
-    machine.progress()
-    if len(ctas) == 1 and machine.program.engine is not None:
-        machine.program.engine.products.learn(p)
+    ctas[0].machine.progress()
     return True
+
+
+def learn(products: Products, p: Product) -> None:
+    """Note what the descriptors of a product mean; `multiply` has just done it for one CTA."""
+    shape = p.shape
+    a = place_of_a(p)
+    b = place_of_b(p, shape.n)
+    known = products.shapes.get(shape)
+    if known is None:
+        known = products.shapes[shape] = shape_words(shape)
+    if a is None or b is None or known is None:
+        return
+    address = known.ctypes.data  # a multiple of 8: the low bits tell operands apart
+    products.enter(shape.descriptor, form_number(shape.kind, shape.vector), known)
+    products.enter(p.b, address + 1, _place_words(b), b)
+    first = tmem.split_address(p.a)[1] if p.a_in_tensor_memory else 0
+    products.enter(p.a, address + (3 if p.a_in_tensor_memory else 2), _place_words(a, first), a)
+
+
+def _place_words(place: Place, first_column: int = 0) -> np.ndarray:
+    words = np.zeros(len(Field), np.int64)
+    words[Field.RUNS], words[Field.COUNT], words[Field.HIGH] = place.pointer, place.runs.size, place.high
+    words[Field.ROWS], words[Field.COLUMNS] = place.shape
+    words[Field.TURN], words[Field.FIRST] = place.turn, first_column
+    return words
 
 
 def place_of_a(p: Product) -> Place | None:

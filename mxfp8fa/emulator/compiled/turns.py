@@ -6,13 +6,13 @@ on which warps can run, and so does everything here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mxfp8fa.emulator.compiled.runtime import Verdict, scheduler
 from mxfp8fa.emulator.compiled.state import Blocked, Mode, Schedule, State
+from mxfp8fa.emulator.machine.evaluator import Turn
 
 if TYPE_CHECKING:
     from mxfp8fa.emulator.compiled.warp import CompiledWarp
@@ -20,21 +20,6 @@ if TYPE_CHECKING:
 
 TURNS = 256  # turns after which Python shows progress, and can be interrupted
 KINDS = {"mbarrier": Blocked.MBARRIER, "barrier": Blocked.NAMED}
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A turn that Python has to go on with.
-
-    Attributes:
-        warp: whose.
-        left: instructions left of it.
-        before: the machine's epoch when it began.
-    """
-
-    warp: CompiledWarp
-    left: int
-    before: int
 
 
 class Turns:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mxfp8fa.emulator.compiled.copies import Copies
 from mxfp8fa.emulator.compiled.engine import Engine, engine_of
 from mxfp8fa.emulator.compiled.layout import RegisterRows, RegisterShadows
 from mxfp8fa.emulator.compiled.multiply import SCRATCH_WORDS
@@ -34,13 +36,29 @@ MOVED = {
 }
 
 
+@dataclass
+class Workspace:
+    """What the warps of a launch share.
+
+    Attributes:
+        scratch: operands of a product while it is made.
+        spare_registers: memory of warps that have exited.
+        copies: tensor maps and valid memory, if compiled code may load by itself.
+    """
+
+    scratch: np.ndarray = field(default_factory=lambda: np.zeros(SCRATCH_WORDS))
+    spare_registers: list[np.ndarray] = field(default_factory=list)
+    copies: Copies | None = None
+
+
 class CompiledWarp(Warp):
     """As `Warp`; registers are rows, and nodes with a function run without Python."""
 
     def __init__(self, cta: CTA, index: int, bits: int, program: Program):
         super().__init__(cta, index, bits, program)
         self.engine: Engine = engine_of(program)
-        spare = self.machine.spare_registers
+        self.workspace: Workspace = self.machine.evaluator.workspace  # type: ignore[attr-defined]
+        spare = self.workspace.spare_registers
         self.rows = RegisterRows(self.engine.layout, cta.rank, spare.pop() if spare else None)
         self.shadows = RegisterShadows(self.engine.layout)
         self.regs, self.shadow = self.rows, self.shadows  # type: ignore[assignment]
@@ -69,12 +87,11 @@ class CompiledWarp(Warp):
         words[State.TENSOR_OWNED] = tensor.owned.ctypes.data
         words[State.FIRST_LANE] = PARTITION_LANES * (self.index % 4)
         words[State.ARRIVALS] = cta.arrivals.ctypes.data
-        if machine.scratch is None:
-            machine.scratch = np.zeros(SCRATCH_WORDS)
-        words[State.MEANINGS], words[State.SCRATCH] = self.engine.products.table.ctypes.data, machine.scratch.ctypes.data
+        words[State.MEANINGS] = self.engine.products.table.ctypes.data
+        words[State.SCRATCH] = self.workspace.scratch.ctypes.data
         words[State.WARP_MARK] = arrival_mark(self.index, 0)
-        if machine.copies is not None:
-            words[State.MAPS], ranges = machine.copies.table.ctypes.data, machine.copies.ranges
+        if (copies := self.workspace.copies) is not None:
+            words[State.MAPS], ranges = copies.table.ctypes.data, copies.ranges
             words[State.RANGES], words[State.RANGE_COUNT] = ranges.ctypes.data, len(ranges)
         words[State.BARRIERS], words[State.CTA] = cta.barrier_words.ctypes.data, cta.number
         words[State.THREADS], words[State.TOKEN], words[State.SPIN] = cta.threads_rounded, -1, -1
@@ -104,7 +121,7 @@ class CompiledWarp(Warp):
 
     def retired(self) -> None:
         """As `Warp.retired`; another warp takes the memory."""
-        self.machine.spare_registers.append(self.rows.memory)
+        self.workspace.spare_registers.append(self.rows.memory)
 
     def signature(self) -> Any:
         """As `Warp.signature`."""

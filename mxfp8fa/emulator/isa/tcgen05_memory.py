@@ -338,12 +338,12 @@ def cp(warp: Warp, bits: int, a: np.ndarray, b: np.ndarray, *, group: str, form:
     same_group(warp, group)
     element_bits = 0 if unpack is None else DECOMPRESSED_BITS[unpack]
     shape, _, multicast = form.partition(".")
-    site, engine = warp.site(warp.group.pc), warp.program.engine
+    site = warp.site(warp.group.pc)
     for lane in indices_of(bits):
         source = descriptor(int(b[lane]), "tcgen05.cp")
-        if engine is not None and not element_bits:
+        if not element_bits:
             rows, row_bytes = tmem.COPY_SHAPES[shape]
-            engine.products.learn_rows(int(b[lane]), form, operand_addresses(source, rows, row_bytes, 4, False))
+            warp.machine.evaluator.copied(int(b[lane]), form, operand_addresses(source, rows, row_bytes, 4, False))
         address = int(a[lane])
 
         def run(source: MatrixDescriptor = source, address: int = address) -> None:

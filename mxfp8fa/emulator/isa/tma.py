@@ -74,17 +74,7 @@ def load(
             signalled = _signalled(cta, barrier_cta, pair=pair, multicast=bool(multicast))
             _queue_load(warp, tensor, box, cta, offset, signalled, barrier)
         if rows is None:
-            _remember(warp, int(a[0][lane]), tensor, box)
-
-
-def _remember(warp: Warp, address: int, tensor: TensorMap, box: tensor_map.Box) -> None:
-    """Let compiled code know the map of a load."""
-    memory, copies, origin = warp.machine.memory, warp.machine.copies, int(box.addresses.min())
-    if copies is None or not box.whole:
-        return
-    raw = memory.bytes(address, tensor_map.DECODED_BYTES).tobytes()
-    valid = memory.find(origin, int(box.addresses.max()) + tensor.element_bytes - origin)
-    copies.learn(address, raw, tensor, box, valid)
+            warp.machine.evaluator.loaded(int(a[0][lane]), tensor, box)
 
 
 def _signalled(cta: CTA, barrier_cta: CTA, *, pair: bool, multicast: bool) -> CTA:

@@ -45,7 +45,7 @@ class CTA:
         self._last_arrivals: dict[int, str] = {}
         self.arrivals = np.zeros(self.shared.words.data.size // 8, np.int64)
         self.warps = [
-            machine.warp_class(
+            machine.evaluator.warp_class(
                 self,
                 i // WARP_LANES,
                 FULL if i + WARP_LANES <= self.threads else (1 << (self.threads - i)) - 1,

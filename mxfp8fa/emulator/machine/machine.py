@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mxfp8fa.emulator.errors import DeadlockError, EmulationError, LaunchError, SpinError
+from mxfp8fa.emulator.errors import DeadlockError, LaunchError, SpinError
 from mxfp8fa.emulator.machine.asynchronous import AsyncEngine
 from mxfp8fa.emulator.machine.cluster import Cluster
 from mxfp8fa.emulator.machine.memory import SHARED_LIMIT_BYTES, GlobalMemory
@@ -26,8 +26,7 @@ from mxfp8fa.emulator.machine.warp import Group, Warp
 from mxfp8fa.emulator.machine.watch import Watch
 
 if TYPE_CHECKING:
-    from mxfp8fa.emulator.compiled.copies import Copies
-    from mxfp8fa.emulator.compiled.turns import Turns
+    from mxfp8fa.emulator.machine.evaluator import Evaluator, Turns
     from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
     from mxfp8fa.emulator.machine.program import Program
 
@@ -51,10 +50,17 @@ class Machine:
         epoch: grows whenever something another thread can see changes.
         waiting: the groups that wait, or have waited, by what wakes them.
         bytes_moved: bytes read and written, by memory ("global load", ...).
+        evaluator: what executes instructions.
     """
 
     def __init__(
-        self, program: Program, launch: LaunchSpec, memory: GlobalMemory, options: Options, watch: Watch | None = None
+        self,
+        program: Program,
+        launch: LaunchSpec,
+        memory: GlobalMemory,
+        options: Options,
+        evaluator: Evaluator,
+        watch: Watch | None = None,
     ):
         self.program = program
         self.launch = launch
@@ -75,22 +81,10 @@ class Machine:
         self._state_epoch = -1
         self._turn = 0
         self._number = 0
-        self.scratch: np.ndarray | None = None  # operands of compiled products
-        self.spare_registers: list[np.ndarray] = []  # memory of compiled warps that have exited
-        self.turns: Turns | None = None  # both of compiled code
-        self.copies: Copies | None = None
-        self.warp_class = self._evaluator()
         self._check_launch()
-
-    def _evaluator(self) -> type[Warp]:
-        """The class of the warps: with compiled code where that is wanted and can be had."""
-        from mxfp8fa.emulator import compiled
-
-        if self.options.engine == "numpy" or not compiled.available():
-            return Warp
-        if self.options.schedule == "eager" and type(self.watch) is Watch:
-            self.turns, self.copies = compiled.eager(self, QUANTUM["eager"])
-        return compiled.prepare(self.program)
+        self.evaluator = evaluator
+        evaluator.begin(self)
+        self.turns: Turns | None = evaluator.turns
 
     def _check_launch(self) -> None:
         launch, threads = self.launch, int(np.prod(self.launch.block))
@@ -320,24 +314,3 @@ class Machine:
             message = "warps poll memory that nobody left can write:\n" + "\n".join(spinning + lines)
             raise SpinError(message, site=first)
         raise DeadlockError("deadlock: no warp can run and nothing is pending\n" + "\n".join(lines), site=first)
-
-
-def run_machine(
-    program: Program,
-    launch: LaunchSpec,
-    memory: GlobalMemory,
-    options: Options,
-    tick: Any = None,
-    watch: Watch | None = None,
-) -> Machine:
-    """Run a launch; an error leaves nothing behind but itself."""
-    machine = Machine(program, launch, memory, options, watch)
-    try:
-        with np.errstate(all="ignore"):
-            machine.run(tick)
-    except EmulationError:
-        machine.resident.clear()
-        raise
-    finally:
-        program.collect_counts()
-    return machine

@@ -215,10 +215,8 @@ class Product:
 
 def multiply(ctas: list[CTA], p: Product, mode: str) -> None:
     """D = A B (+ D) in one CTA or in both of a pair: each has its rows of A and D and its half of B."""
-    from mxfp8fa.emulator.compiled import product
-
     shape = p.shape
-    if mode == "float32" and product.multiply(ctas, p):
+    if mode == "float32" and ctas[0].machine.evaluator.multiply(ctas, p):
         return
     parts = [
         read_shared(

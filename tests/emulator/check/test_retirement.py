@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mxfp8fa.emulator.check import Checker
+from mxfp8fa.emulator.launch import run_machine
 from mxfp8fa.emulator.machine.launch import LaunchSpec, Options
-from mxfp8fa.emulator.machine.machine import run_machine
 from mxfp8fa.emulator.machine.memory import GlobalMemory, array_range
 from mxfp8fa.emulator.machine.program import load_program
 from mxfp8fa.emulator.parameters import pack_parameters

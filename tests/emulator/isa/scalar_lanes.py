@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from mxfp8fa.emulator.isa.trace import evaluate
+from mxfp8fa.emulator.isa.by_hand import evaluate
 
 EDGES = {
     n: [0, 1, 2, (1 << n) - 1, (1 << n) - 2, 1 << (n - 1), (1 << (n - 1)) - 1, (1 << (n - 1)) + 1] for n in (16, 32, 64)

@@ -8,7 +8,7 @@ import pytest
 from scalar_lanes import f32, random_words, signed
 
 from mxfp8fa.emulator.isa import warp
-from mxfp8fa.emulator.isa.trace import evaluate
+from mxfp8fa.emulator.isa.by_hand import evaluate
 
 LANES = range(32)
 FULL = 0xFFFFFFFF
