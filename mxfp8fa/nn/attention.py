@@ -109,15 +109,17 @@ class _MXAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, compiled: bool
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, compiled: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with without_autocast(q):
             o, lse = _maybe_compiled(forward, compiled)(*(x.detach() for x in (q, k, v)), call)
-        o = o.to(_out_dtype(q, call))
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.call, ctx.compiled = call, compiled
-        ctx.mark_non_differentiable(lse)
-        return o, lse
+        return o.to(_out_dtype(q, call)), lse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        q, k, v, ctx.call, ctx.compiled = inputs
+        ctx.save_for_backward(q, k, v, *output)
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     @once_differentiable

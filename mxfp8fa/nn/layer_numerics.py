@@ -175,12 +175,15 @@ def project_float32(h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 class _ProjectFloat32(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(h, weight)
+    def forward(h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if not h.is_cuda:
             return h.float() @ weight.float().mT
         rows = torch.bmm(h.flatten(0, -2)[None], weight.mT[None], out_dtype=torch.float32)
         return rows.unflatten(1, h.shape[:-1])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     @once_differentiable

@@ -132,8 +132,8 @@ class MXAttention(nn.Module):
         Args:
             x: (B, S, width), or (T, width) with cu_seqlens: float32, float16 or bfloat16.
             cu_seqlens: (B + 1,) int32 or int64 cumulative lengths of sequences packed along axis 0 of x.
-            max_seqlen: at least the longest of them. Then no value of cu_seqlens is read by the host or checked; the torch
-                numerics pad to this length.
+            max_seqlen: at least the longest of them. Then no value of a CUDA cu_seqlens is read by the host, nor checked; the
+                torch numerics pad to this length.
             context: (B, Sk, context_width), or (Tk, context_width) with cu_seqlens_context, of the dtypes of x; of a layer
                 that was made with context_width.
             cu_seqlens_context: of the contexts, as many as there are sequences; given exactly when cu_seqlens is.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mxfp8fa.kernels.jagged import host_may_look
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -56,22 +58,31 @@ class Sequences:
 
 
 def make_sequences(cu_seqlens: torch.Tensor, tokens: int, max_seqlen: int | None) -> Sequences:
-    """Check cumulative lengths; with `max_seqlen` given no value of theirs is read, so that a GPU is not waited for.
+    """Check cumulative lengths; with `max_seqlen` given only those of CPU tensors are read, so that a GPU is not waited for.
 
     Raises:
-        ValueError: they are no cumulative lengths of so many tokens.
+        ValueError: they are no cumulative lengths of so many tokens, or `max_seqlen` is less than the longest.
     """
     allowed = f"allowed: int32 or int64 (B + 1,) from 0 to {tokens}, not falling"
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"cu_seqlens is {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}; {allowed}")
-    if max_seqlen is None:
-        ends = cu_seqlens.tolist()
-        if ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
-            raise ValueError(f"cu_seqlens = {ends[:4]}...{ends[-1]}; {allowed}")
-        max_seqlen = max(1, max(b - a for a, b in itertools.pairwise(ends)))
-    elif isinstance(max_seqlen, bool) or max_seqlen < 1:
-        raise ValueError(f"max_seqlen = {max_seqlen}; allowed: a positive integer, at least the longest length")
-    return Sequences(cu_seqlens, int(max_seqlen), tokens)
+    if max_seqlen is not None and (isinstance(max_seqlen, bool) or not isinstance(max_seqlen, int) or max_seqlen < 1):
+        raise ValueError(f"max_seqlen = {max_seqlen!r}; allowed: a positive integer, at least the longest length")
+    if max_seqlen is not None and not _may_look(cu_seqlens):
+        return Sequences(cu_seqlens, max_seqlen, tokens)
+    ends = cu_seqlens.tolist()
+    if ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
+        given = str(ends) if len(ends) <= 8 else f"{ends[:4]}...{ends[-1]}"
+        raise ValueError(f"cu_seqlens = {given}; {allowed}")
+    longest = max(1, max(b - a for a, b in itertools.pairwise(ends)))
+    if max_seqlen is not None and max_seqlen < longest:
+        raise ValueError(f"max_seqlen = {max_seqlen}; allowed: at least {longest}, the longest length in cu_seqlens")
+    return Sequences(cu_seqlens, longest if max_seqlen is None else max_seqlen, tokens)
+
+
+def _may_look(cu_seqlens: torch.Tensor) -> bool:
+    """Whether there are values that can be read without waiting: not while a graph is made, nor of fake tensors."""
+    return host_may_look(cu_seqlens.device) and type(cu_seqlens) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:

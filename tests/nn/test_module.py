@@ -205,6 +205,18 @@ def test_a_second_derivative_is_refused():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
+def test_gradients_by_torch_func(kind, precision):
+    """As `functional_call` and `torch.func.grad` take them: the same numbers as autograd's."""
+    module, x = layer(**KINDS[kind], precision=precision), hidden(1, 20, 64)
+    weights = dict(module.named_parameters())
+    found = torch.func.grad(lambda w: torch.func.functional_call(module, w, (x,)).square().sum())(weights)
+    module(x).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert torch.equal(found[name], parameter.grad), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", ["mxfp8", "bf16"])
 def test_packed_sequences_are_the_sequences_one_by_one(kind, precision):
     """Lengths odd, empty, short and over a tile; a padding that is longer than needed changes nothing."""
     module, lengths = layer(**KINDS[kind], precision=precision), [37, 0, 1, 130]
@@ -304,6 +316,9 @@ def test_refuses_in_the_constructor(arguments, message):
         (torch.zeros(4, 64), torch.tensor([0, 3, 1, 4]), {}, r"not falling"),
         (torch.zeros(4, 64), torch.tensor([0.0, 4.0]), {}, r"cu_seqlens is torch.float32"),
         (torch.zeros(4, 64), torch.tensor([0, 4]), {"max_seqlen": 0}, "max_seqlen = 0; allowed"),
+        (torch.zeros(4, 64), torch.tensor([0, 4]), {"max_seqlen": 4.0}, "max_seqlen = 4.0; allowed"),
+        (torch.zeros(4, 64), torch.tensor([0, 3, 4]), {"max_seqlen": 2}, "max_seqlen = 2; allowed: at least 3"),
+        (torch.zeros(4, 64), torch.tensor([0, 2, 5]), {"max_seqlen": 3}, r"cu_seqlens = \[0, 2, 5\]; allowed"),
         (torch.zeros(1, 4, 64, device="meta"), None, {}, "x is on meta, weights on cpu; allowed: one device"),
         (torch.zeros(1, 4, 64), None, {"attn_mask": torch.ones(4, 4)}, "attn_mask is given; allowed: None. causal=True hides"),
         (torch.zeros(1, 4, 64), None, {"context": torch.zeros(1, 4, 64)}, "a layer without context_width; allowed: none"),
