@@ -85,7 +85,7 @@ def test_synchronisation_mutants_are_caught():
     tensors = map(MXOperand.from_mx_tensor, operands(1, 130, 200, 4, 1, 64))
     compiled, arguments, _ = forward_arguments(*tensors, softmax_scale=0.1, ctas=1, options=PLAIN)
     study = run_study(
-        record(compiled, *arguments, sm_count=1), schedules=SCHEDULES_OF_MUTANTS[:4], names=names(64).barrier,
+        record(compiled, *arguments, sm_count=1), schedules=SCHEDULES_OF_MUTANTS[:4], names=names(64),
         wait_ld="required",
     )  # fmt: skip
     assert study.score == 1 and study.count("caught") > 120
