@@ -1,7 +1,9 @@
 """What every instruction of a kernel reads and writes, which registers live on, and where turns may end.
 
 Liveness is that of a single thread: a thread's registers lie in its own lane, so what another group of the warp still
-needs is never in the way. Whatever is not understood counts as reading everything it names and replacing nothing.
+needs is never in the way. Only shfl and its like read lanes that may be elsewhere or have exited, which the ISA leaves
+undefined: what they read is kept everywhere, so that it is the same as without machine code. Whatever is not understood
+counts as reading everything it names and replacing nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mxfp8fa.emulator.compiled.translate import Form, form_of
+from mxfp8fa.emulator.compiled.translate import Form, form_of, traits_of
 from mxfp8fa.emulator.machine.binding import flatten, match, registers_in, registers_of
 from mxfp8fa.emulator.ptx import syntax
 
@@ -32,6 +34,9 @@ class Analysis:
         self.reads = [_bits(r) for r, _ in uses]
         self.replaces = [_bits(w) for _, w in uses]
         always = 1 << program.carry_register
+        for form in self.forms:
+            if form is not None and traits_of(form).gathers:
+                always |= _bits(registers_in([operand for operand, _ in form.inputs]))
         self.live_after = self._liveness(always)
 
     def _uses(self, instruction: syntax.Instruction) -> tuple[set[int], set[int]]:

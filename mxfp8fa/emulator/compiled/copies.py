@@ -17,7 +17,7 @@ import numpy as np
 
 from mxfp8fa.emulator.compiled.barriers import barrier_word, require_room, update_barrier, wake_waiters
 from mxfp8fa.emulator.compiled.function import FunctionWriter
-from mxfp8fa.emulator.compiled.memory import require_direct, shared_offset
+from mxfp8fa.emulator.compiled.memory import require_direct, require_inside, shared_offset
 from mxfp8fa.emulator.compiled.multiply import Products, look_up, require_owned
 from mxfp8fa.emulator.compiled.state import Blocked, NodeField, State
 from mxfp8fa.emulator.isa.tcgen05_memory import COPY_FORMS
@@ -90,9 +90,17 @@ class Copies:
         sources, targets = (np.ascontiguousarray(x, np.int64) for x in (chunks[0], chunks[1] * CHUNK_BYTES))
         self._kept.append((sources, targets))
         words = self.table[free[0]]
-        words[Map.RANK], words[Map.TENSOR], words[Map.BYTES] = tensor.rank, tensor.address, tensor_map.counted_bytes(tensor, box)
+        words[Map.RANK], words[Map.TENSOR], words[Map.BYTES] = (
+            tensor.rank,
+            tensor.address,
+            tensor_map.counted_bytes(tensor, box),
+        )
         words[Map.EXTENT] = int(box.addresses.max() - box.addresses.min()) + tensor.element_bytes
-        words[Map.CHUNKS], words[Map.SOURCES], words[Map.TARGETS] = sources.size, sources.ctypes.data, targets.ctypes.data
+        words[Map.CHUNKS], words[Map.SOURCES], words[Map.TARGETS] = (
+            sources.size,
+            sources.ctypes.data,
+            targets.ctypes.data,
+        )
         words[Map.SPAN] = targets.max() + CHUNK_BYTES
         words[Map.FROM], words[Map.END] = valid.address, valid.end
         words[Map.RAW : Map.RAW + _RAW_WORDS] = np.frombuffer(raw, np.int64)
@@ -118,11 +126,12 @@ def load_box(rank: int) -> FunctionWriter:
     for i in range(_RAW_WORDS):
         f.require(f.put(f"icmp eq i64 {f.load('i64', there, i, 'i64')}, {_word(f, record, Map.RAW + i)}"))
     origin = _origin(f, record, rank, lane, mask)
-    extent = f.put(f"add i64 {origin}, {_word(f, record, Map.EXTENT)}")
-    f.require(f.put(f"icmp uge i64 {origin}, {_word(f, record, Map.FROM)}"))
-    f.require(f.put(f"icmp ule i64 {extent}, {_word(f, record, Map.END)}"))
+    extent, first, end = (_word(f, record, word) for word in (Map.EXTENT, Map.FROM, Map.END))
+    require_inside(f, origin, extent, first, end)
     place = shared_offset(f, d, str(PERIOD_BYTES))
-    f.require(f.put(f"icmp ule i64 {f.put(f'add i64 {place}, {_word(f, record, Map.SPAN)}')}, {f.word(State.SHARED_END)}"))
+    f.require(
+        f.put(f"icmp ule i64 {f.put(f'add i64 {place}, {_word(f, record, Map.SPAN)}')}, {f.word(State.SHARED_END)}")
+    )
     with _completion(f, barrier, _word(f, record, Map.BYTES)):
         _move(f, record, origin, place)
     f.body = f.finish()

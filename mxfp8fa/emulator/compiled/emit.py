@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mxfp8fa.emulator.compiled.graph import Graph, Node
+from mxfp8fa.emulator.compiled.jit import wide_vectors
 from mxfp8fa.emulator.values import BITS, Value, is_float, is_signed
 from mxfp8fa.numerics.exp2 import COEFFICIENTS, EXCEPTIONS, HIGHEST, LOWEST
 
@@ -17,6 +18,7 @@ WARP_LANES = 32
 ELEMENT = {"pred": "i1", "f16": "half", "f32": "float", "f64": "double"}
 ELEMENT |= {f"{k}{n}": f"i{n}" for k in "us" for n in (8, 16, 32, 64)}
 _SUFFIX = {"i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16", "float": "f32", "double": "f64"}
+WIDEST_BITS = 512  # of a register
 _ROUNDINGS = ("sqrt", "rint", "floor", "ceil", "trunc")
 
 
@@ -164,7 +166,33 @@ class Emitter:
 
     def _select(self, node: Node, operands: Sequence[str]) -> str:
         t = self.type_of(node.type)
-        return self.put(f"select {self.vector('i1')} {operands[0]}, {t} {operands[1]}, {t} {operands[2]}")
+        a, b = (self.opaque(x, name) for x, name in zip(node.args[1:], operands[1:], strict=True))
+        return self.put(f"select {self.vector('i1')} {operands[0]}, {t} {a}, {t} {b}")
+
+    def opaque(self, node: Node, operand: str) -> str:
+        """An operand of a select, such that LLVM does not see where it comes from.
+
+        LLVM 22 joins logic, an operand of it in memory and a select between the result and another operand to one
+        vpternlog with a mask, and confuses the operands in some of the orders (a test has the smallest program).
+        """
+        element, bits = ELEMENT[node.type], BITS[node.type]
+        if not wide_vectors() or bits < 32 or not _may_be_logic(node):
+            return operand
+        most = min(self.lanes, WIDEST_BITS // bits)
+        whole, part = self.vector(element), f"<{most} x {element}>"
+        pieces = []
+        for first in range(0, self.lanes, most):
+            places = ", ".join(f"i32 {first + i}" for i in range(most))
+            piece = operand
+            if most < self.lanes:
+                piece = self.put(f"shufflevector {whole} {operand}, {whole} undef, <{most} x i32> <{places}>")
+            pieces.append(self.put(f'call {part} asm "", "=v,0"({part} {piece})'))
+        while len(pieces) > 1:
+            both, count = ", ".join(f"i32 {i}" for i in range(2 * most)), 2 * most
+            pairs = zip(pieces[::2], pieces[1::2], strict=True)
+            pieces = [self.put(f"shufflevector {part} {x}, {part} {y}, <{count} x i32> <{both}>") for x, y in pairs]
+            most, part = count, f"<{count} x {element}>"
+        return pieces[0]
 
     def _join(self, node: Node, operands: Sequence[str]) -> str:
         t, element, width = self.type_of(node.type), ELEMENT[node.type], BITS[node.args[0].type]
@@ -212,6 +240,14 @@ class Emitter:
             other = self.put(f"sub {t} zeroinitializer, {a}") if quotient else "zeroinitializer"
             result = self.put(f"select {flags} {wraps}, {t} {other}, {t} {result}")
         return self.put(f"select {flags} {zero}, {t} {ones}, {t} {result}")
+
+
+def _may_be_logic(node: Node) -> bool:
+    """Whether LLVM may compute a node by and, or, xor and the like."""
+    if node.op == "bits":
+        return _may_be_logic(node.args[0])
+    arithmetic = is_float(node.type) and node.op not in ("neg", "select")
+    return not (arithmetic or node.op in ("register", "const", "lane", "rank", "call", "exp2", "popc"))
 
 
 def call_name(key: int, lanes: int) -> str:
@@ -263,7 +299,10 @@ def exp2_function(lanes: int) -> tuple[str, set[str]]:
         hit = e.put(f"fcmp oeq {single} %x, {e.splat('float', _float_bits(argument))}")
         result = e.put(f"select {flags} {hit}, {single} {e.splat('float', _float_bits(value))}, {single} {result}")
     body = "\n".join(e.lines)
-    return f"define internal {single} @exp2_{lanes}({single} %x) noinline {{\n{body}\n  ret {single} {result}\n}}", e.intrinsics
+    return (
+        f"define internal {single} @exp2_{lanes}({single} %x) noinline {{\n{body}\n  ret {single} {result}\n}}",
+        e.intrinsics,
+    )
 
 
 def _float_bits(value: object) -> int:

@@ -41,6 +41,13 @@ def _require_aligned(f: FunctionWriter, address: str, size: str) -> None:
     f.require(f.put(f"icmp eq i64 {low}, 0"))
 
 
+def require_inside(f: FunctionWriter, address: str, size: str, first: str, end: str) -> None:
+    """Refuse unless the bytes from an address on lie from `first` to before `end`, also where address + size wraps."""
+    f.require(f.put(f"icmp uge i64 {address}, {first}"))
+    f.require(f.put(f"icmp ult i64 {address}, {end}"))
+    f.require(f.put(f"icmp ule i64 {f.put(f'add i64 {address}, {size}')}, {end}"))
+
+
 def lane_address(f: FunctionWriter, row: str, lane: str, bits: int) -> str:
     """The address of a lane, with the node's offset, as an i64; 32-bit addresses wrap."""
     base = f.load(f"i{bits}", row, lane, f"i{bits}")
@@ -129,8 +136,7 @@ def _require_global(a: _Access, lane: str) -> str:
     """A global address inside the range that was used last; refuses otherwise."""
     f = a.f
     address = lane_address(f, a.row, lane, 64)
-    f.require(f.put(f"icmp uge i64 {address}, {f.word(State.GLOBAL_FROM)}"))
-    f.require(f.put(f"icmp ule i64 {f.put(f'add i64 {address}, {a.size}')}, {f.word(State.GLOBAL_END)}"))
+    require_inside(f, address, a.size, f.word(State.GLOBAL_FROM), f.word(State.GLOBAL_END))
     _require_aligned(f, address, a.size)
     return address
 

@@ -120,7 +120,10 @@ def region_function(translator: Translator, forms: Sequence[Form], live: int, la
         "  br i1 %none, label %end, label %body",
         "body:",
         f"  %lanes = bitcast i8 %active to <{LANES} x i1>",
-        *[f"  %at{n} = mul i64 %i, {n}\n  %rows{n} = getelementptr i8, ptr %registers, i64 %at{n}" for n in (1, 2, 4, 8)],
+        *[
+            f"  %at{n} = mul i64 %i, {n}\n  %rows{n} = getelementptr i8, ptr %registers, i64 %at{n}"
+            for n in (1, 2, 4, 8)
+        ],
         *body.emitter.lines,
         *stores,
         "  br label %end",
@@ -354,7 +357,8 @@ class _Body:
         return value if node.type != "pred" else e.put(f"icmp ne {e.vector('i8')} {value}, zeroinitializer")
 
     def _store(self, register: int, node: Node) -> None:
-        e, value = self.emitter, self.names[node.number]
+        e = self.emitter
+        value = e.opaque(node, self.names[node.number])
         at, size = self._row(register)
         t, align = e.vector(f"i{8 * size}"), min(size * e.lanes, 64)
         if node.type == "pred":

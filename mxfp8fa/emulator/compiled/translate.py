@@ -123,9 +123,7 @@ class Translator:
         whole = self.read(source, t)
         if isinstance(to, syntax.Vector):
             part = f"u{BITS[t] // len(to.elements)}"
-            return [
-                (e, self._resized(e, self.graph.part(whole, part, i), part)) for i, e in enumerate(to.elements)
-            ]
+            return [(e, self._resized(e, self.graph.part(whole, part, i), part)) for i, e in enumerate(to.elements)]
         return [(to, self._resized(to, whole, t))]
 
     def _resized(self, operand: Any, value: Node, t: str) -> Node:
@@ -148,7 +146,11 @@ class Translator:
         if isinstance(operand, syntax.Negated):
             return self.graph.node("not", "pred", (self.read_register(operand.register),))
         if isinstance(operand, syntax.Register):
-            return self.graph.node("to", raw, (self.read_register(operand),)) if raw != "pred" else self.read_register(operand)
+            return (
+                self.graph.node("to", raw, (self.read_register(operand),))
+                if raw != "pred"
+                else self.read_register(operand)
+            )
         if isinstance(operand, syntax.Immediate):
             return self.graph.const(immediate_bits(operand, t), raw)
         if isinstance(operand, syntax.Symbol) and operand.space == "shared":
@@ -179,11 +181,16 @@ LONG = 10  # operations of a graph above which it becomes a function: generated 
 
 @dataclass(frozen=True)
 class Traits:
-    """What matters of a definition's graph: has it a translation, does it need other lanes, operations but for packing."""
+    """What matters of a definition's graph: has it a translation, does it need other lanes, operations but for packing.
+
+    Attributes:
+        gathers: it reads values of other lanes, also of those that do not execute it.
+    """
 
     translatable: bool
     other_lanes: bool
     operations: int
+    gathers: bool = False
 
 
 @cache
@@ -193,6 +200,7 @@ def _traits(nodes: tuple[Value, ...]) -> Traits:
         all(_has_translation(v) for v in values),
         any(v.op in OTHER_LANES for v in values),
         sum(not _only_moves(v) for v in values),
+        any(v.op == "gather" for v in values),
     )
 
 

@@ -59,6 +59,7 @@ def _copy(to: Any, source: Any, t: str, program: Any) -> Step:
         isinstance(to, syntax.Register)
         and isinstance(source, syntax.Register)
         and register_dtype(to) is register_dtype(source)
+        and max(to.bits, source.bits) <= 64
     ):
         target, index = to.id, source.id
 

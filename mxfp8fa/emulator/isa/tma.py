@@ -296,9 +296,14 @@ def _size(value: int, what: str) -> int:
 def _check_global(warp: Warp, address: int, size: int, *, write: bool) -> None:
     """Every 16-byte chunk of global memory that a bulk copy touches must be valid."""
     if address + size > 1 << 64:
-        raise OutOfBounds(f"cp.async.bulk of {size} bytes at global address {address:#x}: it ends beyond the address space")
-    chunks = np.uint64(address) + np.arange(0, size, _BULK_ALIGNMENT_BYTES, dtype=np.uint64)
-    warp.machine.memory.check(chunks, _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=write)
+        raise OutOfBounds(
+            f"cp.async.bulk of {size} bytes at global address {address:#x}: it ends beyond the address space"
+        )
+    memory, at, end = warp.machine.memory, address, address + size
+    while at < end:  # from range to range: a size of 4 GiB must not make 4 GiB of addresses
+        memory.check(np.array([at], np.uint64), _BULK_ALIGNMENT_BYTES, "cp.async.bulk", write=write)
+        assert memory.last is not None, "check has just found it"
+        at += (min(memory.last.end, end) - at) // _BULK_ALIGNMENT_BYTES * _BULK_ALIGNMENT_BYTES
 
 
 @machine(
@@ -494,7 +499,9 @@ def wait_group(warp: Warp, bits: int, a: np.ndarray, *, read: bool = False) -> O
 
     newest = int(a[indices_of(bits)[0]])
     if _tracker(warp).unfinished(bits, newest, finished):
-        return warp.block(("bulk", warp.number), f"cp.async.bulk.wait_group{'.read' if read else ''}: copies are pending")
+        return warp.block(
+            ("bulk", warp.number), f"cp.async.bulk.wait_group{'.read' if read else ''}: copies are pending"
+        )
     for op in _tracker(warp).due(bits, newest):
         warp.machine.watch.waited(op.after if read and op.after is not None else op)
     return None

@@ -49,6 +49,8 @@ def reader(operand: Any, value_type: str, program: Program) -> Reader:
     dtype = raw_dtype(value_type)
     if isinstance(operand, syntax.Negated):
         index = operand.register.id
+        if operand.register.type != "pred" or value_type != "pred":
+            raise BindError(f"operand {operand}: only predicates are negated, and only where predicates are read")
         return lambda w: (~w.regs[index], w.shadow[index])
     if isinstance(operand, syntax.Register):
         return _register_reader(operand, dtype, value_type)
@@ -68,6 +70,8 @@ def reader(operand: Any, value_type: str, program: Program) -> Reader:
 
 def _register_reader(register: syntax.Register, dtype: type, value_type: str) -> Reader:
     index = register.id
+    if register.bits > 64:
+        raise BindError(f"register {register} has {register.bits} bits, but the instruction reads {BITS[value_type]}")
     if (register.type == "pred") != (value_type == "pred"):
         raise BindError(f"register {register} is {register.type}, but {value_type} is needed")
     if register.bits < BITS[value_type]:  # ld, st and cvt may use wider registers, and nothing may use narrower ones
@@ -139,6 +143,8 @@ def writer(operand: Any, value_type: str) -> Callable[[Warp, int, np.ndarray, np
     if not isinstance(operand, syntax.Register):
         raise BindError(f"operand {operand} cannot be written")
     index, dtype = operand.id, register_dtype(operand)
+    if operand.bits > 64:
+        raise BindError(f"register {operand} has {operand.bits} bits, but the result has {BITS[value_type]}")
     if (operand.type == "pred") != (value_type == "pred"):
         raise BindError(f"register {operand} is {operand.type}, but the result is {value_type}")
     if dtype is raw_dtype(value_type):
@@ -218,6 +224,8 @@ def bind(instruction: syntax.Instruction, program: Program) -> Step:
     if found is None:
         raise UnsupportedInstruction(_unknown(instruction))
     definition, modifiers = found
+    if instruction.guard is not None and instruction.guard.register.type != "pred":
+        raise UnsupportedInstruction(f"{instruction}: the guard {instruction.guard.register} is no predicate")
     try:
         if definition.kind == "control":
             return definition.function(instruction, program, **modifiers)
@@ -365,6 +373,7 @@ def _bind_machine(
     instruction: syntax.Instruction, definition: Definition, modifiers: dict[str, Any], program: Program
 ) -> Step:
     tracked_names = definition.extra.get("tracked", ())
+    _require_registers(instruction, modifiers)
     inputs = [
         _input(spec, operand, t, program, instruction, keep=spec.name in tracked_names)
         for spec, operand, t in flatten(instruction, definition, modifiers, outputs=False)
@@ -396,6 +405,35 @@ def _bind_machine(
         return None
 
     return step
+
+
+_DATA_OPERANDS = {"ld": (0,), "ldu": (0,), "st": (1,), "atom": (0, 2), "red": (1,), "ldmatrix": (0,), "stmatrix": (1,)}
+_TAKES_VECTORS = (*_DATA_OPERANDS, "cp", "clusterlaunchcontrol", "call")
+_FRAGMENT_REGISTERS = {"16x128b": 2, "16x256b": 4}  # of one repetition of a tcgen05.ld or .st; 1 for the other shapes
+
+
+def _require_registers(instruction: syntax.Instruction, modifiers: dict[str, Any]) -> None:
+    """As many registers as the modifiers of a load, a store or an atomic say; vectors and coordinates only where they belong."""
+    opcode, kind = instruction.opcode, instruction.qualifiers[0] if instruction.qualifiers else ""
+    for i, operand in enumerate(instruction.operands):
+        masks = (opcode, kind, i) == ("tcgen05", "mma", 4)  # tcgen05.mma [d], a, b, descriptor, {lanes}, ...
+        fits = masks or opcode in _TAKES_VECTORS or (opcode == "tcgen05" and kind in ("ld", "st"))
+        if isinstance(operand, syntax.Vector) and not fits:
+            raise BindError(f"operand {operand} is a vector of registers, which {opcode} does not take there")
+        if isinstance(operand, syntax.TensorAddress) and opcode != "cp":
+            raise BindError(f"operand {operand} has coordinates, which {opcode} does not take")
+    count, places = (
+        int((modifiers.get("vec") or modifiers.get("num") or "x1")[1:]),
+        _DATA_OPERANDS.get(instruction.opcode, ()),
+    )
+    if instruction.opcode == "tcgen05" and "num" in modifiers:
+        count *= _FRAGMENT_REGISTERS.get(modifiers.get("shape", ""), 1)
+        places = (0,) if instruction.qualifiers[0] == "ld" else (len(instruction.operands) - 1,)
+    for i in places:
+        operand = instruction.operands[i]
+        given = len(operand.elements) if isinstance(operand, syntax.Vector) else 1
+        if given != count and not isinstance(operand, syntax.Sink):
+            raise BindError(f"operand {operand} has {given} element{'s' if given > 1 else ''}, but {count} are needed")
 
 
 def register_only(instruction: syntax.Instruction) -> bool:

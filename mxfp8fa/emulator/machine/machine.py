@@ -21,7 +21,7 @@ import numpy as np
 from mxfp8fa.emulator.errors import DeadlockError, LaunchError, SpinError
 from mxfp8fa.emulator.machine.asynchronous import AsyncEngine
 from mxfp8fa.emulator.machine.cluster import Cluster
-from mxfp8fa.emulator.machine.memory import SHARED_LIMIT_BYTES, GlobalMemory
+from mxfp8fa.emulator.machine.memory import LOCAL_LIMIT_BYTES, SHARED_LIMIT_BYTES, GlobalMemory
 from mxfp8fa.emulator.machine.warp import Group, Warp
 from mxfp8fa.emulator.machine.watch import Watch
 
@@ -36,7 +36,9 @@ GRID_LIMITS = (2**31 - 1, 65535, 65535)  # CUDA C++ Programming Guide, "Compute 
 BLOCK_LIMITS = (1024, 1024, 64)
 POLL_QUANTUM = 16  # turn of a warp that was last seen polling
 SPIN_LIMIT_INSTRUCTIONS = 2_000_000  # a warp that ran this long while nothing anywhere changed is reported as spinning
-PATIENCE_INSTRUCTIONS = 200_000  # each time a warp ran this long without an effect, another cluster starts: it may wait for it
+PATIENCE_INSTRUCTIONS = (
+    200_000  # each time a warp ran this long without an effect, another cluster starts: it may wait for it
+)
 TIME_OUT_LIMIT = 10_000  # a wait that timed out this often while nothing anywhere changed is reported as a deadlock
 
 
@@ -101,6 +103,10 @@ class Machine:
             raise LaunchError(f"grid {launch.grid} is not a multiple of cluster {launch.cluster}")
         if int(np.prod(launch.cluster)) > 16:
             raise LaunchError(f"cluster {launch.cluster} has {int(np.prod(launch.cluster))} CTAs: at most 16")
+        if self.program.local_bytes > LOCAL_LIMIT_BYTES:
+            raise LaunchError(
+                f"{self.program.local_bytes} bytes of local memory for a thread: at most {LOCAL_LIMIT_BYTES}"
+            )
         smem = self.program.static_shared_bytes + launch.smem_bytes
         if smem > SHARED_LIMIT_BYTES:
             raise LaunchError(

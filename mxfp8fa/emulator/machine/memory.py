@@ -25,6 +25,7 @@ SHARED_BASE = 0x400  # first shared byte of a CTA's own variables; below is rese
 SHARED_RANK_SHIFT = 24  # mapa puts the CTA's rank into bits 31:24 of a shared address (sm_100a SASS)
 SHARED_OFFSET_MASK = (1 << SHARED_RANK_SHIFT) - 1
 SHARED_LIMIT_BYTES = 232448  # largest dynamic shared memory of a CTA on sm_100: 227 KiB
+LOCAL_LIMIT_BYTES = 512 << 10  # largest local memory of a thread (CUDA C++ Programming Guide, technical specifications)
 SHARED_WINDOW = 1 << 56  # generic addresses of shared memory
 LOCAL_WINDOW = 2 << 56  # generic addresses of local memory
 WINDOW_BYTES = 1 << 32
@@ -239,7 +240,7 @@ class LocalMemory:
 
     def place(self, lanes: np.ndarray, offsets: np.ndarray, access_bytes: int, what: str) -> np.ndarray:
         """Byte positions in `words` of per-thread offsets, checked."""
-        bad = offsets + np.uint64(access_bytes) > self.size_bytes
+        bad = (offsets >= np.uint64(self.size_bytes)) | (offsets + np.uint64(access_bytes) > self.size_bytes)  # no wrap
         if bad.any():
             k = int(np.nonzero(bad)[0][0])
             raise OutOfBounds(

@@ -280,9 +280,13 @@ class Warp:
         return JUMP
 
     def _choose(self) -> None:
-        """Merge groups that meet; run the runnable one with the lowest program counter."""
+        """Merge groups that meet; run the runnable one with the lowest program counter.
+
+        A favoured group that meets another stays favoured, wherever it came from: which one lives on must not depend on
+        how often this is called, which is less often where machine code runs.
+        """
         if len(self.groups) > 1:
-            self.groups.sort(key=lambda g: g.pc)
+            self.groups.sort(key=lambda g: (g.pc, g is not self._favoured, g.bits & -g.bits))
             merged = [self.groups[0]]
             for g in self.groups[1:]:
                 last = merged[-1]

@@ -208,6 +208,7 @@ BAD_BULK = {
     "at the end of the address space": ("mov.b64 %x0, -16;", 0, 16),
     "around it": ("mov.b64 %x0, -16;", 0, 32),
     "past the end of shared memory": ("mov.b64 %x0, %rd2;", 0x30000, 64),
+    "nearly 4 GiB": ("mov.b64 %x0, %rd2;", 0, 0xFFFFFFF0),
     "no bytes": ("mov.b64 %x0, %rd2;", 0, 0),
     "odd bytes": ("mov.b64 %x0, %rd2;", 0, 24),
     "an odd source": ("add.u64 %x0, %rd2, 8;", 0, 32),

@@ -5,6 +5,7 @@ import pytest
 from both_engines import both_engines
 
 from mxfp8fa.emulator import compiled, run_ptx
+from mxfp8fa.emulator.compiled import engine
 from mxfp8fa.emulator.errors import BarrierError, DeadlockError, OutOfBounds, PoisonError
 from mxfp8fa.emulator.machine.machine import QUANTUM
 from mxfp8fa.emulator.machine.program import load_program
@@ -90,6 +91,9 @@ meet: bar.warp.sync -1; ld.shared.u32 %s, [%a]; add.u32 %v, %v, %s; and.b32 %s, 
   bar.warp.sync 0x33333333; mad.lo.u32 %v, %v, 3, 1; bra on;
 odd: bar.warp.sync 0xCCCCCCCC; mad.lo.u32 %v, %v, 5, 2;
 on: bar.sync 0, 64;""",
+    "a guard around bits of three operands": """
+  and.b32 %a, %t, 1; setp.eq.u32 %q, %a, 0; ld.global.b32 %s, [%y]; ld.global.b32 %m, [%x+84];
+  @%q copysign.f32 %s, %s, %m; add.u32 %v, %v, %s;""",
     "parameters": """
   ld.param.u32 %s, [n]; ld.param.v2.b8 {%h, %k}, [n]; ld.param.s8 %m, [n]; ld.param.u64 %pair, [x]; cvt.u32.u16 %a, %h;
   setp.lt.u32 %q, %t, 7; @%q ld.param.u16 %v, [n]; mad.lo.u32 %v, %a, %s, %v; add.u32 %v, %v, %m;""",
@@ -97,7 +101,7 @@ on: bar.sync 0, 64;""",
   and.b32 %s, %t, 15; mov.u32 %v, 0;
 inner: mad.lo.u32 %v, %v, 5, %i; setp.ne.u32 %q, %s, 0; @%q sub.u32 %s, %s, 1; @%q bra inner;""",
 }
-EXTRA = ".reg .f32 %g0; .reg .b32 %u; .reg .b16 %h, %k; mov.f32 %g0, 0f3F800000; mov.u32 %v, 1;"
+EXTRA = ".reg .f32 %g0; .reg .b32 %u; .reg .b16 %h, %k; mov.f32 %g0, 0f3F800000; mov.u32 %v, 1; setp.ne.u32 %q, 0, 0;"
 
 
 @pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: "-".join(map(str, o.values())))
@@ -179,14 +183,29 @@ def test_who_arrived_last_is_known_after_compiled_arrivals():
     [
         ("mad.wide.u32 %y, %i, 400, %x; st.global.u32 [%y], %i; mov.u32 %v, %i;", OutOfBounds, "store of 4 bytes"),
         ("mad.lo.u32 %a, %i, 400, %t; and.b32 %a, %a, -4; ld.shared.u32 %v, [%a];", OutOfBounds, "load of 4 bytes"),
+        (
+            "selp.b64 %pair, -4, %y, %q; ld.global.u32 %v, [%pair]; setp.gt.u32 %q, %i, 50;",
+            OutOfBounds,
+            "load of 4 bytes",
+        ),
+        (
+            "selp.b64 %pair, -8, %x, %q; st.global.v2.u32 [%pair], {%t, %i}; setp.gt.u32 %q, %i, 50;",
+            OutOfBounds,
+            "store of 8",
+        ),
         ("setp.gt.u32 %q, %i, 50; @%q mov.u32 %v, %u; setp.eq.u32 %w, %v, 7; @%w bra again;", PoisonError, "decides"),
-        ("mov.u32 %a, buffer; setp.eq.u32 %q, %i, 45; @%q mbarrier.arrive.shared.b64 _, [%a];", PoisonError, "mbarrier"),
+        (
+            "mov.u32 %a, buffer; setp.eq.u32 %q, %i, 45; @%q mbarrier.arrive.shared.b64 _, [%a];",
+            PoisonError,
+            "mbarrier",
+        ),
     ],
 )
-def test_errors_are_the_same(body, error, text):
-    """The error comes after the code has become hot, and says what the Python step says."""
+def test_errors_are_the_same(body, error, text, monkeypatch):
+    """The error comes after the code has become hot (a barrier ends the turn of every round), and is that of the Python step."""
+    monkeypatch.setattr(engine, "PATIENCE_STEPS", 0)
     with pytest.raises(error, match=text):
-        run(LOOP.format(body=body), registers=EXTRA)
+        run(LOOP.format(body=body + " bar.sync 0;"), registers=EXTRA)
 
 
 def test_too_many_arrivals():

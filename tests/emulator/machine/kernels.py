@@ -15,7 +15,7 @@ HEAD = """
 .visible .entry k(.param .u64 out, .param .u64 in)
 {
  .reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<40>; .reg .b64 %rd<20>; .reg .b128 %q<3>;
- .shared .align 16 .b8 sm[4096];
+ .shared .align 16 .b8 sm[4096]; .local .align 16 .b8 lm[16];
  ld.param.u64 %rd1, [out]; ld.param.u64 %rd2, [in];
  mov.u32 %r1, %tid.x;
  mov.u32 %r2, sm;

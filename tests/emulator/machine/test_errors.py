@@ -45,6 +45,9 @@ def test_error_names_cta_warp_lane_and_line():
         (" setmaxnreg.inc.sync.aligned.u32 260;", em.IllegalOperation, "24 to 256"),
         (" barrier.cluster.wait;", em.BarrierError, "without an arrive"),
         (" setp.lt.u32 %p1, %r1, 4;\n @%p1 bra.uni A;\nA:", em.IllegalOperation, "disagree"),
+        (" mov.u64 %rd9, -4;\n st.local.u32 [%rd9], %r1;", em.OutOfBounds, "local address 0xfffffffffffffffc"),
+        (" mov.u64 %rd9, -8;\n ld.local.v2.u32 {%r9, %r10}, [%rd9];", em.OutOfBounds, "the thread has 16 bytes"),
+        (" ld.local.u32 %r9, [lm+16];", em.OutOfBounds, "local address 0x10"),
         (" mapa.shared::cluster.u32 %r9, %r2, 3;\n ld.shared::cluster.u32 %r10, [%r9];", em.OutOfBounds, "rank 3"),
     ],
 )  # fmt: skip
@@ -227,6 +230,11 @@ def test_registers_too_narrow_for_what_is_read(text):
         em.UnsupportedInstruction, match=r"register %\w+ has (16|32) bits, but the instruction reads (32|64)"
     ):
         launch(f" mov.u16 %h1, 1;\n {text}", np.zeros(32, np.uint32))
+
+
+def test_local_memory_is_limited():
+    with pytest.raises(em.LaunchError, match="local memory for a thread: at most 524288"):
+        launch(" .local .b8 much[100000000000];\n st.local.u8 [much], 0;", np.zeros(32, np.uint32))
 
 
 def test_wider_registers_where_the_isa_allows_them():
