@@ -403,6 +403,26 @@ def next_section(recordings: Recordings) -> list[str]:
         "behind p_full. Three things would shorten the chain, none of them done: descriptors and scale addresses computed before",
         "the wait for p_full; k_full, v_full and q_full waited for before it; and P handed over in two parts, so that three",
         "quarters of PV run while the last is made (flash-attn-4 does). Cheaper exponentials alone cannot: see the options above.",
+        "", *backward_chain(recordings),
+    ]
+
+
+def backward_chain(recordings: Recordings) -> list[str]:
+    """What a step of our backward waits for, and what could shorten it."""
+    made = recordings.of(Variant("backward"))
+    waits = {(w.who, w.why): w.cycles for w in longest_waits(made, count=100)}
+    half = {(w.who, w.why): w.cycles for w in longest_waits(recordings.of(Variant("backward-fp16")), count=100)}
+    fullest = step_resources(made)[0]
+    dq, dp, s = ("mma", "waits: dq_drained"), ("compute", "waits: dp_full"), ("mma", "waits: s_drained")
+    return [
+        "A step of the backward is a ring: dS is made of dP, dQ computed into dP's columns, taken out of them, dP of the next",
+        f"tile computed. The compute warps wait {waits[dp]:.0f} cycles a step for dP; the mma warp waits {waits[dq]:.0f} until dQ is",
+        f"out of its columns and {waits[s]:.0f} until S is in registers, over which the scales of dQ go. The fullest unit, the",
+        f"{fullest.name}, needs {fullest.cycles:.0f}. With FP16 sums that unit has less to do, but the reduce warps convert and",
+        f"count overflows before they have taken the last columns: the mma warp waits {half[dq]:.0f} cycles for them. Taking all",
+        "columns out first would shorten that; dP in two halves, each behind half of dQ, would shorten both. Neither is done.",
+        "The model charges shared memory accesses that were over before a copy of scales to the product behind it: it does not",
+        "count the time in which the tensor core stood still before such a copy, and so makes those products some hundred cycles too slow.",
     ]
 
 

@@ -27,7 +27,7 @@ def fig_ds_scales(atoms: Mapping[str, NDArray[np.int64]], ax: Ax = None) -> Figu
     """
     axes = style.panels(3, ax, size=(10.2, 4.2))
     tile = np.arange(BLOCKS**2).reshape(BLOCKS, BLOCKS)
-    _blocks(axes[0], tile, "dS$^T$ in TMEM and SMEM: codes", "queries", "keys", 32)
+    _blocks(axes[0], tile, "dS$^T$ in SMEM: codes", "queries", "keys", 32)
     _blocks(axes[1], atoms["dK"][::32], "scales for dK += dS$^T$ Q", "byte of the word", "row of the atom = key", 1)
     _blocks(axes[2], atoms["dQ"][::32], "scales for dQ = dS K", "byte of the word", "row of the atom = query", 1)
     finding = "One payload, sixteen scales, two orders: rows are keys for dK and queries for dQ"

@@ -2,8 +2,8 @@
 
 A thread has one key, its lane of tensor memory, and 64 of the 128 queries of a tile, in two blocks of 32. The scale of P
 is constant. With direct codes a share of the columns is a share of the lanes here: both ways are computed then, and each
-lane keeps its own. A square block of dS is 32 registers of 32 lanes, and so lies within a warp: its codes go to tensor memory,
-where dK reads them, and the same codes to shared memory, where dQ reads them with queries as rows.
+lane keeps its own. A square block of dS is 32 registers of 32 lanes, and so lies within a warp: its codes go to shared
+memory, where dK reads them with keys as rows and dQ with queries.
 """
 
 import cutlass
@@ -30,7 +30,7 @@ VECTOR = 16  # codes that a thread stores at a time
 
 @cute.jit
 def compute(cta: Fixed) -> None:
-    """P and dS, tile after tile: tensor memory and registers, and dS to shared memory too."""
+    """P and dS, tile after tile: P to tensor memory, dS to shared memory."""
     events, work, config = cta.events, cta.work, cta.config
     thread, _, _ = cute.arch.thread_idx()
     half = (thread - 32 * COMPUTE_WARP) // GROUP_THREADS
@@ -59,8 +59,7 @@ def compute(cta: Fixed) -> None:
             differentiate(row, sDelta, p)
             scales = quantize_squares(p, cta.sWords, half, lane, config.rule)
             events.ds_scaled.arrive(t)
-            store_codes(p, scales, tdP, cta.tiles["ds_t"], half, lane)
-            cute.arch.fence_view_async_tmem_store()
+            store_codes(p, scales, cta.tiles["ds_t"], half, lane)
             cute.arch.fence_view_async_shared()
             events.ds_full.arrive(t)
             t += 1
@@ -172,15 +171,12 @@ def quantize_squares(
 
 
 @cute.jit
-def store_codes(
-    ds: cute.Tensor, scales: list, tdS: cute.Pointer, sdS: cute.Tensor, half: cutlass.Int32, lane: cutlass.Int32
-) -> None:
-    """dS in E4M3 to tensor memory and to shared memory."""
+def store_codes(ds: cute.Tensor, scales: list, sdS: cute.Tensor, half: cutlass.Int32, lane: cutlass.Int32) -> None:
+    """dS in E4M3 to shared memory."""
     codes = cute.make_rmem_tensor(HALF, E4M3)
     for block in cutlass.range_constexpr(HALF // BLOCK):
         part, coded = (cute.local_tile(x, (BLOCK,), (block,)) for x in (ds, codes))
         coded.store((part.load() * reciprocal(scales[block])).to(E4M3))
-    store_row(cute.recast_tensor(codes, cutlass.Float32), tdS, lane)
     sRow = sdS[(None, lane % 32), 0, lane // 32, 0]  # the queries of the thread's key
     for i in cutlass.range_constexpr(HALF // VECTOR):
         target = cute.local_tile(sRow, (VECTOR,), (half * (HALF // VECTOR) + i,))

@@ -1,13 +1,13 @@
 """The main kernel: a CTA takes 128 keys of one head and loops over the queries that see one of them, of all query heads
 that share the keys.
 
-Scores are held transposed, keys in lanes, so that P^T and dS^T are the left operands of dV and dK where they stand:
+Scores are held transposed, keys in lanes, so that P^T is the left operand of dV where it stands:
 
     product       A                        B                        accumulator
     S^T = K Q^T   K, SMEM                  Q, SMEM                  S
     dP^T = V dO^T V, SMEM                  dO, SMEM                 dP
     dV += P^T dO  P, TMEM                  dO, SMEM, d contiguous   dV
-    dK += dS^T Q  dS, TMEM                 Q, SMEM, d contiguous    dK
+    dK += dS^T Q  dS, SMEM                 Q, SMEM, d contiguous    dK
     dQ = dS K     dS, SMEM, q contiguous   K, SMEM, d contiguous    dP, added up in global memory
 
 With square blocks one payload of Q, K and dO serves two products each: the bytes that are K-major for one are MN-major
@@ -112,15 +112,20 @@ def main(
 
 
 def make_tiled_mmas(head_dim: int) -> dict:
-    """The instructions: S and dP; dV and dK, A from tensor memory; dQ, both operands with their rows contiguous."""
-    dq = tcgen05.MmaMXF8F6F4Op(
-        E4M3, E4M3, (TILE_M, head_dim, BLOCK), tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM,
-        OperandMajorMode.MN, OperandMajorMode.MN,
-    )  # fmt: skip
+    """The instructions: S and dP; dV, A from tensor memory; dK; dQ, both operands with their rows contiguous."""
+
+    def product(a_major: OperandMajorMode) -> cute.TiledMma:
+        op = tcgen05.MmaMXF8F6F4Op(
+            E4M3, E4M3, (TILE_M, head_dim, BLOCK), tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM, a_major,
+            OperandMajorMode.MN,
+        )  # fmt: skip
+        return cute.make_tiled_mma(op)
+
     return {
         "s": make_tiled_mma(OperandMajorMode.K, OperandMajorMode.K),
-        "dk": make_tiled_mma_from_tmem(head_dim, OperandMajorMode.MN),
-        "dq": cute.make_tiled_mma(dq),
+        "dv": make_tiled_mma_from_tmem(head_dim, OperandMajorMode.MN),
+        "dk": product(OperandMajorMode.K),
+        "dq": product(OperandMajorMode.MN),
     }
 
 
@@ -138,6 +143,7 @@ def make_layouts(tiled_mmas: dict, head_dim: int) -> dict:
         "do_t": rows_b(dk, gradient, E4M3, STAGES),
         "k_t": rows_b(dq, gradient, E4M3, 1),
         "ds_t": rows_a(dq, gradient, E4M3, 1),
+        "ds": rows_a(dk, gradient, E4M3, 1),
     }
 
 
@@ -166,7 +172,7 @@ def main_kernel(
     stored, tiles = allocate_tiles(smem, make_layouts(tiled_mmas, config.head_dim), PAYLOADS[: len(matrices)])
     scales = allocate_scales(smem, tiled_mmas["s"])
     terms = cute.make_layout((2 * TILE_M, STAGES))
-    parts = cute.make_layout((32 * plan.DQ_COLUMNS, plan.DQ_STAGES, plan.REDUCE_WARPS))
+    parts = cute.make_layout((32 * plan.DQ_COLUMNS, config.dq_stages, plan.REDUCE_WARPS))
     fill_constant_scales(scales["p"], (E8M0_BIAS - config.p_offset) * 0x01010101)
     tmem = set_up(storage, BARRIERS, TMEM.allocation, warp)
     work = work_of(mTable, lengths, mWork.shape[1] // mdK.shape[2], config.causal)
@@ -215,7 +221,7 @@ def allocate_tiles(smem: memory.SmemAllocator, layouts: dict, payloads: tuple) -
         stored[name] = smem.allocate_tensor(E4M3, layout.outer, byte_alignment=1024, swizzle=layout.inner)
     tiles = {}
     for name, layout in layouts.items():
-        source = stored[name if name in stored else name.removesuffix("_t")]
+        source = stored[name if name in stored else "ds_t" if name == "ds" else name.removesuffix("_t")]
         tiles[name] = cute.make_tensor(source.iterator, layout.outer)
     return stored, tiles
 

@@ -1,13 +1,16 @@
 """The mma warp: five products a tile of queries, each after copies of the scales that it reads.
 
-    S^T(t)  dK(t-1)  dQ(t-1)  dP^T(t)  dV(t)
+    S^T(t)  dQ(t-1)  dK(t-1)  dP^T(t)  dV(t)
+
+dP has to wait until the reduce warps have taken dQ out of its columns; so dQ comes before dK, which reads dS from shared
+memory and leaves dP's columns alone, and scales of dP are copied before the wait.
 
 Tensor memory is full, so scales lie over what is dead at that moment (`plan.TMEM`), and are copied again for every
 product. What has to have happened before such a copy:
 
     SFK, SFQ       over dP: dp_drained(t-1)
-    SFdS, SFQt     over dP, above dS: ds_full(t-1), which the product needs anyway
     SFdSt, SFKt    over S: s_drained(t); at the end P, which lies elsewhere, was read and S is dead
+    SFdS, SFQt     likewise
     SFV, SFdO      over S: s_drained(t)
     SFP, SFdOt     over S: s_drained(t)
 
@@ -23,7 +26,7 @@ from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.kernels.forward.mma import copy_scales, multiply_blocks
 from mxfp8fa.kernels.steps.step3_block_scaled import BLOCK, E4M3, scale_columns_a
 
-HALF_STEP = 64 * 4  # in bytes of a lane: the second half of P and dS lies 64 columns after the first
+HALF_STEP = 64 * 4  # in bytes of a lane: the second half of P lies 64 columns after the first
 
 
 class Product(Fixed):
@@ -54,15 +57,25 @@ class Product(Fixed):
 
     def issue(self, stage_b: cutlass.Int32, accumulate: cutlass.Boolean) -> None:
         """Copy the scales, multiply; A has one stage."""
-        a, b = self._operand(0, self.rA, 0), self._operand(1, self.rB, stage_b)
+        self.copy_scales(stage_b)
+        self.multiply(stage_b, accumulate)
+
+    def copy_scales(self, stage_b: cutlass.Int32) -> None:
+        """Of both operands, to their columns."""
+        for side, stage in enumerate((0, stage_b)):
+            copy_scales(self.scales[side], self._columns(side), stage)
+
+    def multiply(self, stage_b: cutlass.Int32, accumulate: cutlass.Boolean) -> None:
+        """By scales that have been copied."""
+        a, b = (
+            (rX[None, None, None, stage], self._columns(side)[None, None, None, 0])
+            for side, (rX, stage) in enumerate(((self.rA, 0), (self.rB, stage_b)))
+        )
         multiply_blocks(self.tiled_mma, self.tD, a, b, accumulate)
 
-    def _operand(self, side: int, rX: cute.Tensor, stage: cutlass.Int32) -> tuple[cute.Tensor, cute.Tensor]:
-        """A stage's codes, and its scales where they were copied to."""
-        sSF = self.scales[side]
-        tSF = scale_columns_a(self.tiled_mma, self.homes[side], sSF.layout)  # of B it would be the same four columns
-        copy_scales(sSF, tSF, stage)
-        return rX[None, None, None, stage], tSF[None, None, None, 0]
+    def _columns(self, side: int) -> cute.Tensor:
+        """Where the scales of an operand go; of B it would be the same four columns."""
+        return scale_columns_a(self.tiled_mma, self.homes[side], self.scales[side].layout)
 
 
 def products_of(cta: Fixed, tiled_mmas: dict) -> Fixed:
@@ -70,9 +83,9 @@ def products_of(cta: Fixed, tiled_mmas: dict) -> Fixed:
 
     Args:
         cta: see `main.main_kernel`.
-        tiled_mmas: the instructions: "s" for S and dP, "dk" for dV and dK, "dq".
+        tiled_mmas: the instructions: "s" for S and dP, "dv", "dk", "dq".
     """
-    s, dk, dq = (tiled_mmas[name] for name in ("s", "dk", "dq"))
+    s, dv, dk, dq = (tiled_mmas[name] for name in ("s", "dv", "dk", "dq"))
     tiles, scales, tmem, head_dim = cta.tiles, cta.scales, cta.tmem, cta.config.head_dim
 
     def accumulator(tiled_mma: cute.TiledMma, name: str, columns: int) -> cute.Tensor:
@@ -88,8 +101,8 @@ def products_of(cta: Fixed, tiled_mmas: dict) -> Fixed:
     return Fixed(
         s=make(s, ("S", TILE_M), s.make_fragment_A(tiles["k"]), "q", "k", ("SFK", "SFQ")),
         dp=make(s, ("dP", TILE_M), s.make_fragment_A(tiles["v"]), "do", "v", ("SFV", "SFdO")),
-        dv=make(dk, ("dV", head_dim), halves(dk, tmem + TMEM["P0"].start), "do_t", "p", ("SFP", "SFdOt")),
-        dk=make(dk, ("dK", head_dim), halves(dk, tmem + TMEM["dS0"].start), "q_t", "ds", ("SFdS", "SFQt")),
+        dv=make(dv, ("dV", head_dim), halves(dv, tmem + TMEM["P0"].start), "do_t", "p", ("SFP", "SFdOt")),
+        dk=make(dk, ("dK", head_dim), dk.make_fragment_A(tiles["ds"]), "q_t", "ds", ("SFdS", "SFQt")),
         dq=make(dq, ("dP", head_dim), dq.make_fragment_A(tiles["ds_t"]), "k_t", "ds_t", ("SFdSt", "SFKt")),
     )
 
@@ -115,20 +128,19 @@ def multiply(cta: Fixed, products: Fixed) -> None:
                 events.dp_drained.wait(t - 1)
             products.s.issue(stage, False)
             events.s_full.commit(t)
+            events.s_drained.wait(t)
         if t > 0:
             events.ds_full.wait(t - 1)
+            products.dq.issue(0, False)
+            events.dq_full.commit(t - 1)
             products.dk.issue(stage_before, t > 1)
             events.empty.commit(t - 1)
         if t < count:
-            events.s_drained.wait(t)
-        if t > 0:
-            products.dq.issue(0, False)
-            events.dq_full.commit(t - 1)
-        if t < count:
             events.do_full.wait(t)
+            products.dp.copy_scales(stage)
             if t > 0:
                 events.dq_drained.wait(t - 1)
-            products.dp.issue(stage, False)
+            products.dp.multiply(stage, False)
             events.dp_full.commit(t)
             events.p_full.wait(t)
             products.dv.issue(stage, t > 0)

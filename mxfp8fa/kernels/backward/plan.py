@@ -21,14 +21,12 @@ TMEM, 512 columns allocated:
     64-79    P1     tcgen05.st   tcgen05.mma  codes of P^T, queries 64-127 (over S)
     80-83    SFdSt  tcgen05.cp   tcgen05.mma  scales of dS for dQ, rows are queries (over S)
     84-87    SFKt   tcgen05.cp   tcgen05.mma  scales of K for dQ, rows are head_dim (over S)
+    88-91    SFdS   tcgen05.cp   tcgen05.mma  scales of dS for dK, rows are keys (over S)
+    92-95    SFQt   tcgen05.cp   tcgen05.mma  scales of Q for dK, rows are head_dim (over S)
     128-255  dV     tcgen05.mma  tcgen05.ld   dV: key m in lane m, the first D of the columns
     256-383  dP     tcgen05.mma  tcgen05.ld   dP^T like S^T; then dQ: query m in lane m, the first D of the columns
-    256-271  dS0    tcgen05.st   tcgen05.mma  codes of dS^T, queries 0-63 (over dP)
     304-307  SFK    tcgen05.cp   tcgen05.mma  scales of K for S (over dP)
     308-311  SFQ    tcgen05.cp   tcgen05.mma  scales of Q for S (over dP)
-    320-335  dS1    tcgen05.st   tcgen05.mma  codes of dS^T, queries 64-127 (over dP)
-    336-339  SFdS   tcgen05.cp   tcgen05.mma  scales of dS for dK, rows are keys (over dP)
-    340-343  SFQt   tcgen05.cp   tcgen05.mma  scales of Q for dK, rows are head_dim (over dP)
     384-511  dK     tcgen05.mma  tcgen05.ld   dK / softmax_scale: key m in lane m, the first D of the columns
 
 Barriers:
@@ -44,7 +42,7 @@ Barriers:
     dp_full     1      tcgen05.commit                compute warps          dP is in TMEM; dS of the tile before has been read
     dp_drained  8      compute warps                 mma warp               dP is in registers: scales may lie over it
     ds_scaled   8      compute warps                 scales warp            the scales of dS are in shared memory, a word each
-    ds_full     9      compute and scales warps      mma warp               dS is in TMEM and SMEM, its scales in atoms
+    ds_full     9      compute and scales warps      mma warp               dS is in SMEM, its scales in atoms
     dq_full     1      tcgen05.commit                reduce warps           dQ is in TMEM
     dq_drained  4      reduce warps                  mma warp               dQ is in registers: dP may overwrite it
     dkv_full    1      tcgen05.commit                compute warps          dK and dV are complete
@@ -61,7 +59,6 @@ from mxfp8fa.kernels.plan import Barrier, Barriers, Columns, TmemMap
 
 TILE_M, TILE_N = 128, 128  # queries, keys
 STAGES = 2  # of Q and of dO
-DQ_STAGES = 2  # parts of dQ on their way to global memory
 DQ_COLUMNS = 32  # of head_dim in such a part
 
 REDUCE_WARP, COMPUTE_WARP, LOAD_WARP, MMA_WARP, SCALES_WARP, IDLE_WARP = 0, 4, 12, 13, 14, 15
@@ -73,8 +70,8 @@ ROLES = {
     **dict.fromkeys(range(COMPUTE_WARP, LOAD_WARP), "compute"),
     LOAD_WARP: "load", MMA_WARP: "mma", SCALES_WARP: "scales", IDLE_WARP: "idle",
 }  # fmt: skip
-# Registers of a thread, by warpgroup: 128 x (2 x 160 + 120 + 72) are the 64 Ki of an SM.
-COMPUTE_REGISTERS, REDUCE_REGISTERS, OTHER_REGISTERS = 160, 120, 72
+# Registers of a thread, by warpgroup: 128 x (2 x 160 + 112 + 80) are the 64 Ki of an SM.
+COMPUTE_REGISTERS, REDUCE_REGISTERS, OTHER_REGISTERS = 160, 112, 80
 HALF = TILE_M // 2  # queries of a compute thread
 BLOCKS = 4  # of a tile, along queries and along keys
 
@@ -91,14 +88,12 @@ TMEM = TmemMap(
     Columns("P1", 64, HALF // 4, _ST, _MMA, "codes of P^T, queries 64-127", over="S"),
     Columns("SFdSt", 80, 4, _CP, _MMA, "scales of dS for dQ, rows are queries", over="S"),
     Columns("SFKt", 84, 4, _CP, _MMA, "scales of K for dQ, rows are head_dim", over="S"),
+    Columns("SFdS", 88, 4, _CP, _MMA, "scales of dS for dK, rows are keys", over="S"),
+    Columns("SFQt", 92, 4, _CP, _MMA, "scales of Q for dK, rows are head_dim", over="S"),
     Columns("dV", 128, 128, _MMA, _LD, "dV: key m in lane m, the first D of the columns"),
     Columns("dP", 256, 128, _MMA, _LD, "dP^T like S^T; then dQ: query m in lane m, the first D of the columns"),
-    Columns("dS0", 256, HALF // 4, _ST, _MMA, "codes of dS^T, queries 0-63", over="dP"),
     Columns("SFK", 304, 4, _CP, _MMA, "scales of K for S", over="dP"),
     Columns("SFQ", 308, 4, _CP, _MMA, "scales of Q for S", over="dP"),
-    Columns("dS1", 320, HALF // 4, _ST, _MMA, "codes of dS^T, queries 64-127", over="dP"),
-    Columns("SFdS", 336, 4, _CP, _MMA, "scales of dS for dK, rows are keys", over="dP"),
-    Columns("SFQt", 340, 4, _CP, _MMA, "scales of Q for dK, rows are head_dim", over="dP"),
     Columns("dK", 384, 128, _MMA, _LD, "dK / softmax_scale: key m in lane m, the first D of the columns"),
 )
 BARRIERS = Barriers(
@@ -116,7 +111,7 @@ BARRIERS = Barriers(
     ),
     Barrier(
         "ds_full", COMPUTE_WARPS + 1, "compute and scales warps", "mma warp",
-        "dS is in TMEM and SMEM, its scales in atoms",
+        "dS is in SMEM, its scales in atoms",
     ),
     Barrier("dq_full", 1, _COMMIT, "reduce warps", "dQ is in TMEM"),
     Barrier("dq_drained", REDUCE_WARPS, "reduce warps", "mma warp", "dQ is in registers: dP may overwrite it"),
@@ -163,3 +158,8 @@ class Config:
     direct_columns: int
     direct_bias: float
     subnormal: bool
+
+    @property
+    def dq_stages(self) -> int:
+        """Parts of dQ on their way to global memory: all of a tile, unless second payloads take that room."""
+        return 2 if self.second else self.head_dim // DQ_COLUMNS

@@ -15,7 +15,7 @@ from cutlass import cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-from mxfp8fa.kernels.backward.plan import DQ_COLUMNS, DQ_STAGES, TMEM
+from mxfp8fa.kernels.backward.plan import DQ_COLUMNS, TMEM
 from mxfp8fa.kernels.forward.events import Fixed
 from mxfp8fa.kernels.steps.step4_quantizer import load_row
 
@@ -36,7 +36,7 @@ def reduce_dq(cta: Fixed, mWork: cute.Tensor, mFactor: cute.Tensor, mOverflows: 
     thread, _, _ = cute.arch.thread_idx()
     warp, lane = thread // 32, thread % 32
     parts = cta.config.head_dim // DQ_COLUMNS
-    part_size = cute.size(sParts, mode=[0])
+    part_size, stages = cute.size(sParts, mode=[0]), cute.size(sParts, mode=[1])
     float16 = sParts.element_type is not cutlass.Float32
     factor = mFactor[0, 0] if cutlass.const_expr(float16) else cutlass.Float32(1)
     t = cutlass.Int32(0)
@@ -48,8 +48,8 @@ def reduce_dq(cta: Fixed, mWork: cute.Tensor, mFactor: cute.Tensor, mOverflows: 
                 piece = load_row(cta.tmem + TMEM["dP"].start + part * DQ_COLUMNS, DQ_COLUMNS, thread)
                 if cutlass.const_expr(part == parts - 1):
                     events.dq_drained.arrive(t)
-                sPart = sParts[None, part % DQ_STAGES, warp]
-                cute.arch.cp_async_bulk_wait_group(DQ_STAGES - 1, read=True)
+                sPart = sParts[None, part % stages, warp]
+                cute.arch.cp_async_bulk_wait_group(stages - 1, read=True)
                 cute.arch.sync_warp()
                 if cutlass.const_expr(float16):
                     piece.store(piece.load() * factor)
