@@ -76,7 +76,7 @@ def finish_output(
         events.sum_full(i).wait(mine.ended)
         slot = (mine.ended % 2 * Q_TILES + i) * TILE_M + thread
         row_max, row_sum = cta.row_max[slot], cta.row_sum[slot]
-        events.o_full(i).wait(mine.ended)
+        events.o_full(i).wait(mine.ready - 1)
     inverse_sum, lse = finish(row_max, row_sum, cta.scale_log2, cta.config.p_offset)
     query = (tile.q_tile + i) * TILE_M + thread
     if query < tile.seqlen_q:

@@ -14,7 +14,7 @@ from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
 from mxfp8fa.kernels.forward.events import Carried, Fixed
-from mxfp8fa.kernels.forward.plan import KV_STAGES, SFK_COLUMN, SFQ_COLUMN, TILE_N, TMEM, Config
+from mxfp8fa.kernels.forward.plan import KV_STAGES, TILE_N, TMEM, Config
 from mxfp8fa.kernels.steps.step3_block_scaled import E8M0, scale_columns_a, scale_columns_b
 from mxfp8fa.kernels.steps.step4_quantizer import codes_operand
 from mxfp8fa.layouts import ATOM_BYTES
@@ -43,14 +43,14 @@ class Operands(Fixed):
         s_shape, o_shape = qk.partition_shape_C((128, TILE_N)), pv.partition_shape_C((128, config.head_dim))
         self.s_layout, self.o_layout = qk.make_fragment_C(s_shape).layout, pv.make_fragment_C(o_shape).layout
 
-    def scores(self, i: int, q_stage: int, k_stage: cutlass.Int32, scale_column: cutlass.Int32) -> None:
-        """S of Q tile i = Q K^T; scales of Q go to four columns from `scale_column` on, those of K behind them."""
-        sf_q = scale_columns_a(self.qk, self.tmem + scale_column, self.sf_layout)
-        sf_k = scale_columns_b(self.qk, self.tmem + scale_column + SFK_COLUMN - SFQ_COLUMN, self.sf_layout)
-        copy_scales(self.sSFQ, sf_q, q_stage)
+    def scores(self, i: int, k_stage: cutlass.Int32) -> None:
+        """S of Q tile i = Q K^T, after copies of the scales of both."""
+        sf_q = scale_columns_a(self.qk, self.tmem + TMEM[f"SFQ{i}"].start, self.sf_layout)
+        sf_k = scale_columns_b(self.qk, self.tmem + TMEM[f"SFK{i}"].start, self.sf_layout)
+        copy_scales(self.sSFQ, sf_q, i)
         copy_scales(self.sSFK, sf_k, k_stage)
         tStS = cute.make_tensor(self.tmem + TMEM[f"S{i}"].start, self.s_layout)
-        q = self.rQ[None, None, None, q_stage], sf_q[None, None, None, 0]
+        q = self.rQ[None, None, None, i], sf_q[None, None, None, 0]
         k = self.rK[None, None, None, k_stage], sf_k[None, None, None, 0]
         multiply_blocks(self.qk, tStS, q, k, False)
 
@@ -95,29 +95,30 @@ def multiply(cta: Fixed, operands: Operands) -> None:
     work, events = cta.work, cta.events
     step, v_blocks = cutlass.Int32(0), cutlass.Int32(0)
     # Of each Q tile: S and PV issued so far, PV of the present tile, and how many tiles were begun and ended.
-    a = Carried(scores=0, outputs=0, depth=0, begun=0, ended=0)
-    b = Carried(scores=0, outputs=0, depth=0, begun=0, ended=0)
+    a = Carried(scores=0, outputs=0, depth=0, begun=0)
+    b = Carried(scores=0, outputs=0, depth=0, begun=0)
     for index in cutlass.range(work.first, work.count, work.step, unroll=1):
         tile = work.tile(index)
         n0, n1 = tile.kv_tiles(0), tile.kv_tiles(1)
         steps = cutlass.max(n0, n1)
         for j in cutlass.range(steps, unroll=1):
             kv_tile = steps - 1 - j
-            pending = a.outputs + b.outputs < a.scores + b.scores
-            if pending:
-                take_v(cta, operands, step - 1, v_blocks)
-            a = issue_output(cta, operands, 0, a, j == 0, step - 1)
+            a_pending, b_pending = a.outputs < a.scores, b.outputs < b.scores
+            pending = a_pending or b_pending
             events.k_full.wait(step)
             if kv_tile < n0:
                 a = issue_scores(cta, operands, 0, a, b.scores, kv_tile, n0, step)
-            b = issue_output(cta, operands, 1, b, j == 0, step - 1)
             if pending:
-                events.v_empty.commit(step - 1)
+                take_v(cta, operands, step - 1, v_blocks)
+            a = issue_output(cta, operands, 0, a, a_pending, j == 0, step - 1)
             if kv_tile < n1:
                 b = issue_scores(cta, operands, 1, b, a.scores, kv_tile, n1, step)
             events.k_empty.commit(step)
+            b = issue_output(cta, operands, 1, b, b_pending, j == 0, step - 1)
+            if pending:
+                events.v_empty.commit(step - 1)
             step, v_blocks = step + 1, cute.ceil_div(tile.seqlen_k - kv_tile * TILE_N, BLOCK)
-        if cutlass.const_expr(not cta.config.interleave):
+        if (not cta.config.interleave) or steps == 0:
             a, b = finish_outputs(cta, operands, a, b, step, v_blocks)
     finish_outputs(cta, operands, a, b, step, v_blocks)
 
@@ -130,8 +131,8 @@ def finish_outputs(
     pending = a.outputs + b.outputs < a.scores + b.scores
     if pending:
         take_v(cta, operands, step - 1, v_blocks)
-    a = issue_output(cta, operands, 0, a, True, step - 1)
-    b = issue_output(cta, operands, 1, b, True, step - 1)
+    a = issue_output(cta, operands, 0, a, a.outputs < a.scores, True, step - 1)
+    b = issue_output(cta, operands, 1, b, b.outputs < b.scores, True, step - 1)
     if pending:
         cta.events.v_empty.commit(step - 1)
     return a, b
@@ -154,11 +155,9 @@ def issue_scores(
     if kv_tile == kv_tiles - 1:
         events.q_full(i).wait(begun)
         begun += 1
-    column = cutlass.Int32(TMEM[f"SFQ{i} first"].start)
-    if step > 0:
-        column = cutlass.Int32(TMEM[f"SFQ{i}"].start)
-        events.s_read(1 - i).wait_one_turn_before(others)  # until the last of them is in registers
-    operands.scores(i, i, step % KV_STAGES, column)
+    events.s_read(1 - i).wait_one_turn_before(others)  # until the last of them is in registers: scales go there
+    events.s_read(i).wait_one_turn_before(mine.scores)  # so do S
+    operands.scores(i, step % KV_STAGES)
     events.s_full(i).commit(mine.scores)
     if kv_tile == 0:
         events.q_empty(i).commit(begun - 1)
@@ -171,20 +170,19 @@ def issue_output(
     operands: Operands,
     i: cutlass.Constexpr[int],
     mine: Carried,
+    pending: cutlass.Boolean,
     last: cutlass.Boolean,
     step: cutlass.Int32,
 ) -> Carried:
     """PV of Q tile i for the tile of keys of `step`, if its S was issued and PV was not; `last` of its work tile?"""
     events = cta.events
-    if mine.outputs < mine.scores:
+    if pending:
         events.p_full(i).wait(mine.outputs)
         operands.output(i, step % KV_STAGES, mine.depth > 0)
-        if last:
-            events.o_full(i).commit(mine.ended)
+        events.o_full(i).commit(mine.outputs)
         mine = mine.but(
             outputs=mine.outputs + 1,
             depth=(mine.depth + 1) * (1 - cutlass.Int32(last)),
-            ended=mine.ended + cutlass.Int32(last),
         )
     return mine
 

@@ -4,15 +4,15 @@ At head_dim 128 the two score and the two output accumulators fill tensor memory
 to be there, P and four kinds of scales, lies in columns whose own content is dead at that moment:
 
     name    lies over  the content there is dead because
-    P0      S0         the softmax threads that write P have S in registers
-    SFP0    S0         likewise; written with P, or, scales of their own, copied with SFV0
-    SFV0    S0         likewise, and p_full[0] said so to the mma warp, which has it copied
-    SFQ0    S1         S of the other queries is in registers: s_read[1], the one barrier that only the bargain needs
+    P0      S1         S of the other queries is in registers: s_read[1], the one barrier that only the bargain needs
+    SFP0    S1         likewise; written with P, or, scales of their own, copied with SFV0
+    SFV0    S1         likewise, and p_full[0] said so to the mma warp, which has it copied
+    SFQ0    S1         likewise, but the mma warp waits for s_read[1] itself
     SFK0    S1         likewise
-    first   O1         before a CTA's first scores there is no S to hide in, but no O to be hurt either
 
-and the other way round for tile 1. Each is written again for every product: QK of tile 1 puts its scores over the scales
-of QK of tile 0, which the tensor core has read by then, because it executes the products of one thread in their order.
+and the other way round for tile 1. Since P0 is not in S0, the next scores of tile 0 are computed before P0 is ready. QK
+of tile 1 puts its scores over what PV and QK of tile 0 read, and these have read it by then, because the tensor core
+executes the products of one thread in their order.
 """
 
 from __future__ import annotations
@@ -44,23 +44,21 @@ ROLES = {
 # Registers of a thread, by warpgroup: 128 x (2 x 192 + 88 + 40) are the 64 Ki of an SM.
 SOFTMAX_REGISTERS, CORRECTION_REGISTERS, OTHER_REGISTERS = 192, 88, 40
 
-# Where P and scales lie, counted from the first column of S of the same Q tile (P, SFP, SFV) or of the other (SFQ, SFK).
+# Where P and scales of a Q tile lie, counted from the first column of S of the other Q tile.
 P_COLUMN, SFP_COLUMN, SFV_COLUMN = 0, 32, 36
 SFQ_COLUMN, SFK_COLUMN = 40, 44
 
 
 def _tile_columns(i: int) -> list[Columns]:
     """What belongs to Q tile i."""
-    s, other_s, other_o = TILE_N * i, TILE_N * (1 - i), 256 + 128 * (1 - i)
+    s, over = TILE_N * (1 - i), f"S{1 - i}"
     cp, mma = "tcgen05.cp", "tcgen05.mma"
     return [
-        Columns(f"P{i}", s + P_COLUMN, TILE_N // 4, "tcgen05.st", mma, "codes of P, four keys to a column", over=f"S{i}"),
-        Columns(f"SFP{i}", s + SFP_COLUMN, ATOM_COLUMNS, f"tcgen05.st, {cp}", mma, "scales of P", over=f"S{i}"),
-        Columns(f"SFV{i}", s + SFV_COLUMN, ATOM_COLUMNS, cp, mma, "scales of V for PV", over=f"S{i}"),
-        Columns(f"SFQ{i}", other_s + SFQ_COLUMN, ATOM_COLUMNS, cp, mma, "scales of Q for QK", over=f"S{1 - i}"),
-        Columns(f"SFK{i}", other_s + SFK_COLUMN, ATOM_COLUMNS, cp, mma, "scales of K for QK", over=f"S{1 - i}"),
-        Columns(f"SFQ{i} first", other_o, ATOM_COLUMNS, cp, mma, "scales of Q, a CTA's first QK", over=f"O{1 - i}"),
-        Columns(f"SFK{i} first", other_o + 4, ATOM_COLUMNS, cp, mma, "scales of K, a CTA's first QK", over=f"O{1 - i}"),
+        Columns(f"P{i}", s + P_COLUMN, TILE_N // 4, "tcgen05.st", mma, "codes of P, four keys to a column", over=over),
+        Columns(f"SFP{i}", s + SFP_COLUMN, ATOM_COLUMNS, f"tcgen05.st, {cp}", mma, "scales of P", over=over),
+        Columns(f"SFV{i}", s + SFV_COLUMN, ATOM_COLUMNS, cp, mma, "scales of V for PV", over=over),
+        Columns(f"SFQ{i}", s + SFQ_COLUMN, ATOM_COLUMNS, cp, mma, "scales of Q for QK", over=over),
+        Columns(f"SFK{i}", s + SFK_COLUMN, ATOM_COLUMNS, cp, mma, "scales of K for QK", over=over),
     ]
 
 

@@ -12,6 +12,8 @@ Nothing but S makes a group wait. Where it writes what others read, they have re
 
 import cutlass
 from cutlass import cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 from mxfp8fa.kernels.forward.direct import half_sum
 from mxfp8fa.kernels.forward.dynamic import block_maxima, largest_of, scale_values, store_scale_word
@@ -29,11 +31,12 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
     """Q tile i of every work tile."""
     work, events, config = cta.work, cta.events, cta.config
     thread = cute.arch.thread_idx()[0] % TILE_M
-    tStS = cta.tmem + i * TILE_N
-    scores, ended = cutlass.Int32(0), cutlass.Int32(0)
+    tStS, tOther = cta.tmem + i * TILE_N, cta.tmem + (1 - i) * TILE_N
+    scores, others, ended = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
     for index in cutlass.range(work.first, work.count, work.step, unroll=1):
         tile = work.tile(index)
-        kv_tiles = tile.kv_tiles(i)
+        kv_tiles, other_tiles = tile.kv_tiles(i), tile.kv_tiles(1 - i)
+        behind = i - i * meets_next(work, index, config.interleave)
         first_query = (tile.q_tile + i) * TILE_M
         all_see, sees = tile.keys_seen(first_query), tile.keys_seen(first_query + thread)
         row_max, row_sum = -cutlass.Float32.inf, cutlass.Float32(0)
@@ -47,16 +50,23 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             maxima = block_maxima(row) if config.dynamic else None
             tile_max = largest_of(maxima) if config.dynamic else largest(row)
             row_max, acc_scale = update_max(row_max, tile_max, cta.scale_log2, config.rescale_threshold)
+            events.o_full(i).wait_one_turn_before(scores)
             if j > 0:  # the first O of a work tile is not added to anything
                 cta.acc_scale[i * TILE_M + thread] = acc_scale
                 events.scale_full(i).arrive(scores - ended - 1)
             codes = cute.make_rmem_tensor(TILE_N, E4M3)
             scales = probabilities(row, codes, row_max, maxima, cta.scale_log2, config)
-            store_row(cute.recast_tensor(codes, cutlass.Float32), tStS + P_COLUMN, thread)
+            kv_tile = kv_tiles - 1 - j
+            issued = others + cutlass.max(other_tiles - kv_tile + i, 0)  # S of the other Q tile, before PV of this one
+            if kv_tile == 0:
+                issued -= behind
+            turn = after(issued % 2, cute.recast_tensor(codes, cutlass.Int32))
+            events.s_read(1 - i).wait_one_turn_before(turn)
+            store_row(cute.recast_tensor(codes, cutlass.Float32), tOther + P_COLUMN, thread)
             if cutlass.const_expr(config.dynamic):
                 store_scale_word(scales, cta.p_scales, i, thread)
             else:
-                store_constant_scales(E8M0_BIAS - config.p_offset, tStS + SFP_COLUMN, thread)
+                store_constant_scales(E8M0_BIAS - config.p_offset, tOther + SFP_COLUMN, thread)
             cute.arch.fence_view_async_tmem_store()
             events.p_full(i).arrive(scores)
             row_sum = add_to_sum(row_sum, acc_scale, row, codes, scales, config)
@@ -68,6 +78,38 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             cta.row_max[slot], cta.row_sum[slot] = row_max, row_sum
             events.sum_full(i).arrive(ended)
             ended += 1
+        others += other_tiles
+
+
+def after(number: cutlass.Int32, words: cute.Tensor) -> cutlass.Int32:
+    """0 or 1, the `number`, but known only when the words are: a wait for it stays behind what makes them.
+
+    Without it ptxas starts the wait among the exponentials, which then stand in line behind it.
+    """
+    all_bits = words[0]
+    for i in range(1, cute.size(words)):
+        all_bits = all_bits | words[i]
+    return not_above(number, all_bits)
+
+
+@dsl_user_op
+def not_above(number: cutlass.Int32, bits: cutlass.Int32, *, loc: object = None, ip: object = None) -> cutlass.Int32:
+    """min(number, bits | 1) of unsigned integers, which is the number if it is 0 or 1."""
+    operands = [cutlass.Int32(x).ir_value(loc=loc, ip=ip) for x in (number, bits)]
+    instruction = "{ .reg .b32 odd; or.b32 odd, $2, 1; min.u32 $0, $1, odd; }"
+    return cutlass.Int32(llvm.inline_asm(T.i32(), operands, instruction, "=r,r,r", loc=loc, ip=ip))
+
+
+@cute.jit
+def meets_next(work: Fixed, index: cutlass.Int32, interleave: cutlass.Constexpr[bool]) -> cutlass.Int32:
+    """1 if the first step of the next work tile has scores of Q tile 0, which come before the last PV of this one."""
+    meets = cutlass.Int32(0)
+    if cutlass.const_expr(interleave):
+        if index + work.step < work.count:
+            following = work.tile(index + work.step)
+            n0, n1 = following.kv_tiles(0), following.kv_tiles(1)
+            meets = cutlass.Int32(n0 > 0) * cutlass.Int32(n0 >= n1)
+    return meets
 
 
 def store_constant_scales(scale: int, tSFP: cute.Pointer, thread: cutlass.Int32) -> None:
