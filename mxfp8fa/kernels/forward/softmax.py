@@ -35,8 +35,10 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
     scores, others, ended = cutlass.Int32(0), cutlass.Int32(0), cutlass.Int32(0)
     for index in cutlass.range(work.first, work.count, work.step, unroll=1):
         tile = work.tile(index)
-        kv_tiles, other_tiles = tile.kv_tiles(i), tile.kv_tiles(1 - i)
-        behind = i - i * meets_next(work, index, config.interleave)
+        kv_tiles, after_tile = tile.kv_tiles(i), others + tile.kv_tiles(1 - i)
+        # S of the other Q tile that are issued before PV of this one's last step.
+        last = after_tile + i
+        last_issued = after_tile + i * meets_next(work, index, config.interleave)
         first_query = (tile.q_tile + i) * TILE_M
         all_see, sees = tile.keys_seen(first_query), tile.keys_seen(first_query + thread)
         row_max, row_sum = -cutlass.Float32.inf, cutlass.Float32(0)
@@ -56,10 +58,7 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
                 events.scale_full(i).arrive(scores - ended - 1)
             codes = cute.make_rmem_tensor(TILE_N, E4M3)
             scales = probabilities(row, codes, row_max, maxima, cta.scale_log2, config)
-            kv_tile = kv_tiles - 1 - j
-            issued = others + cutlass.max(other_tiles - kv_tile + i, 0)  # S of the other Q tile, before PV of this one
-            if kv_tile == 0:
-                issued -= behind
+            issued = cutlass.min(cutlass.max(last - (kv_tiles - 1) + j, others), last_issued)
             turn = after(issued % 2, cute.recast_tensor(codes, cutlass.Int32))
             events.s_read(1 - i).wait_one_turn_before(turn)
             store_row(cute.recast_tensor(codes, cutlass.Float32), tOther + P_COLUMN, thread)
@@ -78,7 +77,7 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             cta.row_max[slot], cta.row_sum[slot] = row_max, row_sum
             events.sum_full(i).arrive(ended)
             ended += 1
-        others += other_tiles
+        others = after_tile
 
 
 def after(number: cutlass.Int32, words: cute.Tensor) -> cutlass.Int32:
