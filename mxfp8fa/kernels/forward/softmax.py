@@ -59,8 +59,9 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
             codes = cute.make_rmem_tensor(TILE_N, E4M3)
             scales = probabilities(row, codes, row_max, maxima, cta.scale_log2, config)
             issued = cutlass.min(cutlass.max(last - (kv_tiles - 1) + j, others), last_issued)
-            turn = after(issued % 2, cute.recast_tensor(codes, cutlass.Int32))
-            events.s_read(1 - i).wait_one_turn_before(turn)
+            pin(cute.recast_tensor(codes, cutlass.Int32))
+            if issued > 0:
+                events.s_read(1 - i).wait_one_turn_before(issued)
             store_row(cute.recast_tensor(codes, cutlass.Float32), tOther + P_COLUMN, thread)
             if cutlass.const_expr(config.dynamic):
                 store_scale_word(scales, cta.p_scales, i, thread)
@@ -80,23 +81,19 @@ def softmax(cta: Fixed, i: cutlass.Int32) -> None:
         others = after_tile
 
 
-def after(number: cutlass.Int32, words: cute.Tensor) -> cutlass.Int32:
-    """0 or 1, the `number`, but known only when the words are: a wait for it stays behind what makes them.
-
-    Without it ptxas starts the wait among the exponentials, which then stand in line behind it.
-    """
-    all_bits = words[0]
-    for i in range(1, cute.size(words)):
-        all_bits = all_bits | words[i]
-    return not_above(number, all_bits)
+def pin(words: cute.Tensor) -> None:
+    """Compute the words here: without it the compiler moves their exponentials behind the next wait, to their use."""
+    for i in range(cute.size(words)):
+        words[i] = pinned(words[i])
 
 
 @dsl_user_op
-def not_above(number: cutlass.Int32, bits: cutlass.Int32, *, loc: object = None, ip: object = None) -> cutlass.Int32:
-    """min(number, bits | 1) of unsigned integers, which is the number if it is 0 or 1."""
-    operands = [cutlass.Int32(x).ir_value(loc=loc, ip=ip) for x in (number, bits)]
-    instruction = "{ .reg .b32 odd; or.b32 odd, $2, 1; min.u32 $0, $1, odd; }"
-    return cutlass.Int32(llvm.inline_asm(T.i32(), operands, instruction, "=r,r,r", loc=loc, ip=ip))
+def pinned(word: cutlass.Int32, *, loc: object = None, ip: object = None) -> cutlass.Int32:
+    """The word itself, from where nothing that makes it can be moved down."""
+    operands = [cutlass.Int32(word).ir_value(loc=loc, ip=ip)]
+    return cutlass.Int32(
+        llvm.inline_asm(T.i32(), operands, "mov.b32 $0, $1;", "=r,r", has_side_effects=True, loc=loc, ip=ip)
+    )
 
 
 @cute.jit
