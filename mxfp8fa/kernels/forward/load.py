@@ -57,14 +57,13 @@ def load(cta: Fixed, q: Source, k: Source, v: Source) -> None:
     for index in cutlass.range(work.first, work.count, work.step, unroll=1):
         tile = work.tile(index)
         steps = cutlass.max(tile.kv_tiles(0), tile.kv_tiles(1))
-        tiles = Carried(
-            q0=load_q(events, q, tile, 0, tiles.q0),
-            q1=load_q(events, q, tile, 1, tiles.q1),
-        )
+        tiles = tiles.but(q0=load_q(events, q, tile, 0, tiles.q0))
         for j in cutlass.range(steps, unroll=1):
             kv_tile = steps - 1 - j
             events.k_empty.wait_one_turn_before(step)
             k.load(tile.k, tile.kv_head, kv_tile, step % KV_STAGES, events.k_full.at(step))
+            if j == 0:
+                tiles = tiles.but(q1=load_q(events, q, tile, 1, tiles.q1))
             events.v_empty.wait_one_turn_before(step)
             v.load(tile.k, tile.kv_head, kv_tile, step % KV_STAGES, events.v_full.at(step))
             step += 1
