@@ -97,6 +97,7 @@ def multiply(cta: Fixed, operands: Operands) -> None:
     # Of each Q tile: S and PV issued so far, PV of the present tile, and how many tiles were begun and ended.
     a = Carried(scores=0, outputs=0, depth=0, begun=0)
     b = Carried(scores=0, outputs=0, depth=0, begun=0)
+    b_followed = cutlass.Int32(0)  # whether PV1 came after the last S0: its P waited until that was read
     for index in cutlass.range(work.first, work.count, work.step, unroll=1):
         tile = work.tile(index)
         n0, n1 = tile.kv_tiles(0), tile.kv_tiles(1)
@@ -107,16 +108,17 @@ def multiply(cta: Fixed, operands: Operands) -> None:
             pending = a_pending or b_pending
             events.k_full.wait(step)
             if kv_tile < n0:
-                a = issue_scores(cta, operands, 0, a, b.scores, kv_tile, n0, step)
+                a = issue_scores(cta, operands, 0, a, b.scores, b_followed > 0, kv_tile, n0, step)
             if pending:
                 take_v(cta, operands, step - 1, v_blocks)
             a = issue_output(cta, operands, 0, a, a_pending, j == 0, step - 1)
             if kv_tile < n1:
-                b = issue_scores(cta, operands, 1, b, a.scores, kv_tile, n1, step)
+                b = issue_scores(cta, operands, 1, b, a.scores, a_pending, kv_tile, n1, step)
             events.k_empty.commit(step)
             b = issue_output(cta, operands, 1, b, b_pending, j == 0, step - 1)
             if pending:
                 events.v_empty.commit(step - 1)
+            b_followed = cutlass.Int32(b_pending)
             step, v_blocks = step + 1, cute.ceil_div(tile.seqlen_k - kv_tile * TILE_N, BLOCK)
         if (not cta.config.interleave) or steps == 0:
             a, b = finish_outputs(cta, operands, a, b, step, v_blocks)
@@ -145,18 +147,23 @@ def issue_scores(
     i: cutlass.Constexpr[int],
     mine: Carried,
     others: cutlass.Int32,
+    proved: cutlass.Boolean,
     kv_tile: cutlass.Int32,
     kv_tiles: cutlass.Int32,
     step: cutlass.Int32,
 ) -> Carried:
-    """S of Q tile i for a tile of keys; `others` S of the other Q tile were issued so far."""
+    """S of Q tile i for a tile of keys; `others` S of the other Q tile were issued so far.
+
+    `proved`: a PV of the other tile was issued since the last S of this one, so that is read, or P would not be over it.
+    """
     events = cta.events
     begun = mine.begun
     if kv_tile == kv_tiles - 1:
         events.q_full(i).wait(begun)
         begun += 1
     events.s_read(1 - i).wait_one_turn_before(others)  # until the last of them is in registers: scales go there
-    events.s_read(i).wait_one_turn_before(mine.scores)  # so do S
+    if not proved:
+        events.s_read(i).wait_one_turn_before(mine.scores)
     operands.scores(i, step % KV_STAGES)
     events.s_full(i).commit(mine.scores)
     if kv_tile == 0:
