@@ -80,7 +80,7 @@ def test_codes_of_p():
     model(q, k, v, on_tile=keep)
     (tmem,) = remains.tmem.values()
     for i in range(2):
-        first = TMEM[f"S{i}"].start + P_COLUMN
+        first = TMEM[f"P{i}"].start
         words = torch.from_numpy(tmem.values[:, first : first + TILE_N // 4].view("int32").copy())
         assert torch.equal(words.view(torch.uint8), torch.from_numpy(codes[i]))
 
