@@ -153,7 +153,7 @@ MISTAKES = {
         ],
         "order": [
             # blind to the border, and without turns
-            'lambda n, steps, interleave: ["S0", "S1"] + (n * steps - 1) * ["O0", "S0", "O1", "S1"] + ["O0", "O1"]',
+            'lambda n, steps, interleave: ["S0", "S1"] + (n * steps - 1) * ["S0", "O0", "S1", "O1"] + ["O0", "O1"]',
             'lambda n, steps, interleave: n * steps * ["S0", "S1", "O0", "O1"]',
         ],
     },

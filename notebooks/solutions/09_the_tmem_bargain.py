@@ -12,4 +12,4 @@ def free_columns(head_dim, keys, q_tiles):
 def order(work_tiles, steps, interleave):
     runs = 1 if interleave else work_tiles
     length = work_tiles * steps // runs
-    return runs * (["S0", "S1"] + (length - 1) * ["O0", "S0", "O1", "S1"] + ["O0", "O1"])
+    return runs * (["S0", "S1"] + (length - 1) * ["S0", "O0", "S1", "O1"] + ["O0", "O1"])

@@ -39,7 +39,9 @@ def correct(cta: Fixed, mLSE: cute.Tensor) -> None:
 
 @cute.jit
 def rescale_output(cta: Fixed, i: cutlass.Constexpr[int], mine: Carried, thread: cutlass.Int32) -> Carried:
-    """O * acc_scale, unless no row of the warp needs it. PV of the step before is done, or S would not be there."""
+    """O * acc_scale, unless no row of the warp needs it. PV of the step before is done: the softmax warps
+    waited for it before they gave acc_scale.
+    """
     events, tO = cta.events, cta.tmem + TMEM[f"O{i}"].start
     events.scale_full(i).wait(mine.scales)
     acc_scale = cta.acc_scale[i * TILE_M + thread]

@@ -2,9 +2,10 @@
 
 A step is one tile of keys for both Q tiles. In steady state, step j of the scores meets step j - 1 of the outputs:
 
-    PV0(j - 1)  QK0(j)  PV1(j - 1)  QK1(j)
+    QK0(j)  PV0(j - 1)  QK1(j)  PV1(j - 1)
 
-While the tensor core works on one Q tile, the softmax warps of the other have their turn. Between two work tiles it is
+QK does not wait for P of its own Q tile, which lies over the other S: softmax warps find their next S there when they are
+done with one. While the tensor core works on one Q tile, those of the other have their turn. Between two work tiles it is
 the same: PV of the last step of one and QK of the first step of the next stand side by side, and the tensor core does
 not idle while O is divided and stored.
 """

@@ -81,16 +81,16 @@ BARRIERS = Barriers(
     Barrier("k_empty", 1, "tcgen05.commit", "load", "QK of both Q tiles have read it", KV_STAGES),
     Barrier("v_full", 1, "load warp, and the TMA bytes", "mma", "a tile of V and its scales are in SMEM", KV_STAGES),
     Barrier("v_empty", 1, "tcgen05.commit", "load", "PV of both Q tiles have read it", KV_STAGES),
-    Barrier("s_full", 1, "tcgen05.commit", "softmax", "S is in TMEM; PV of the step before is done", Q_TILES),
-    Barrier("s_read", GROUP_THREADS, "softmax", "mma", "S is in registers: its columns can take scales", Q_TILES),
+    Barrier("s_full", 1, "tcgen05.commit", "softmax", "S is in TMEM", Q_TILES),
+    Barrier("s_read", GROUP_THREADS, "softmax", "mma, softmax", "S is in registers: its columns can take P and scales", Q_TILES),
     Barrier(
-        "p_full", 2 * GROUP_THREADS, "softmax, correction", "mma", "P is in TMEM, S was read; O is rescaled or free", Q_TILES
+        "p_full", 2 * GROUP_THREADS, "softmax, correction", "mma", "P is in TMEM; O is rescaled or free", Q_TILES
     ),
     Barrier("scale_full", GROUP_THREADS, "softmax", "correction", "acc_scale is in SMEM", Q_TILES),
     Barrier(
         "sum_full", GROUP_THREADS, "softmax", "correction", "row maxima and sums are in SMEM, two turns", 2 * Q_TILES
     ),
-    Barrier("o_full", 1, "tcgen05.commit", "correction", "the last PV is done: O is complete", Q_TILES),
+    Barrier("o_full", 1, "tcgen05.commit", "correction, softmax", "PV is done: O may be rescaled, or is complete", Q_TILES),
     Barrier("chunk_full", GROUP_THREADS, "correction", "epilogue", "a chunk of O is in SMEM", CHUNK_STAGES),
     Barrier("chunk_empty", 1, "epilogue", "correction", "TMA has read it", CHUNK_STAGES),
 )

@@ -1,11 +1,11 @@
 """The softmax warps: a row of S per thread, from scores to codes of P. One group of four warps per Q tile.
 
-Nothing but S makes a group wait. Where it writes what others read, they have read what was there before:
+A group waits for its S, and where it writes what others read, until they have read what was there before:
 
-    P over S                  the thread itself has S in registers
-    scales of P, one atom     S of step j + 1 follows PV of step j, and that the copy of the atom, in the tensor core
-    acc_scale, one slot       S of step j + 1 follows PV of step j in the tensor core, and that follows the correction of
-                              step j, which has taken acc_scale by then
+    P over the other S        `s_read` of the other group, which has it in registers; P of the step before went away when
+                              that S was written, which the tensor core did after PV
+    scales of P, one atom     `o_full`: PV of the step before is done, and with it the copy of the atom
+    acc_scale, one slot       likewise: PV follows the correction of its step, which has taken acc_scale by then
     row maximum and sum,      the first S of a work tile is issued before O of the one before is complete, the second not,
     two slots in turn         so at most two work tiles are on their way to the correction warps
 """
@@ -100,7 +100,7 @@ def pinned(word: cutlass.Int32, *, loc: object = None, ip: object = None) -> cut
 def meets_next(work: Fixed, index: cutlass.Int32, interleave: cutlass.Constexpr[bool]) -> cutlass.Int32:
     """1 if the first step of the next work tile has scores of Q tile 0, which come before the last PV of this one."""
     meets = cutlass.Int32(0)
-    if cutlass.const_expr(interleave):
+    if cutlass.const_expr(interleave):  # noqa: SIM102  (one condition is known at compile time, the other is not)
         if index + work.step < work.count:
             following = work.tile(index + work.step)
             n0, n1 = following.kv_tiles(0), following.kv_tiles(1)

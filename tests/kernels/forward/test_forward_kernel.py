@@ -12,7 +12,7 @@ from forward_harness import assert_same_bits, check, model, operands, run  # noq
 from mxfp8fa.emulator.remains import MemoryAtExit  # noqa: E402
 from mxfp8fa.kernels import MXOperand, execution, launch  # noqa: E402
 from mxfp8fa.kernels.forward import forward, forward_arguments  # noqa: E402
-from mxfp8fa.kernels.forward.plan import P_COLUMN, TILE_N, TMEM  # noqa: E402
+from mxfp8fa.kernels.forward.plan import TILE_N, TMEM  # noqa: E402
 from mxfp8fa.numerics import AttentionOptions, MXTensor, quantize  # noqa: E402
 
 LENGTHS = (1, 31, 32, 33, 127, 128, 129, 300, 512, 1000)

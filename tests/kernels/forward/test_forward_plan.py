@@ -112,7 +112,7 @@ def test_who_arrives_and_waits_is_what_the_table_says(trace):
         producers, consumers = ({x for m in members for x in graph[m][side]} for side in (0, 1))
         told = roles.get(barrier.producer, set(barrier.producer.split(", ")))
         assert {re.sub(r"\d", "", x) for x in producers} <= told, name
-        assert {re.sub(r"\d", "", x) for x in consumers} == {barrier.consumer}, name
+        assert {re.sub(r"\d", "", x) for x in consumers} == set(barrier.consumer.split(", ")), name
 
 
 @pytest.mark.parametrize("interleave", [True, False])
@@ -127,7 +127,7 @@ def test_what_interleaving_buys(interleave):
         for name in ("s_full[0]", "o_full[1]")
     }
     steps = 2  # tiles of keys
-    assert (times["s_full[0]"][steps] < times["o_full[1]"][0]) == interleave
+    assert (times["s_full[0]"][steps] < times["o_full[1]"][steps - 1]) == interleave
 
 
 def test_the_readme_shows_the_tables():
@@ -143,10 +143,10 @@ def test_registers_are_those_of_an_sm():
 
 
 def test_the_map_at_head_dim_128_is_full():
-    """S and O take all columns; everything else lies over them."""
+    """S and O take all columns; everything else lies over S."""
     own = [r for r in plan.TMEM if not r.over]
     assert sum(r.count for r in own) == plan.TMEM.allocation == 512
-    assert {r.over for r in plan.TMEM if r.over} == {r.name for r in own}
+    assert {r.over for r in plan.TMEM if r.over} == {"S0", "S1"} < {r.name for r in own}
 
 
 @pytest.mark.slow
