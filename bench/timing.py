@@ -391,18 +391,21 @@ def ours_section(recordings: Recordings) -> list[str]:
 
 
 def next_section(recordings: Recordings) -> list[str]:
-    """The largest stall that is left in our forward, and what could shorten it."""
+    """What a step of our forward takes its time for, and what could shorten it."""
     made = recordings.of(Variant(OURS))
-    wait = max(w.cycles for w in longest_waits(made) if w.who.startswith("softmax") and "s_full" in w.why)
-    issue = sum(w.cycles for w in longest_waits(made, count=100) if w.who == "mma" and w.why == "stall count")
-    products = next(r.cycles for r in step_resources(made) if r.name == "tensor core") / 2
+    waits = {(w.who, w.why): w.cycles for w in longest_waits(made, count=100)}
+    mine = {why: cycles for (who, why), cycles in waits.items() if who == "softmax0"}
+    for_scores = sum(cycles for why, cycles in mine.items() if "s_full" in why)
+    resources = step_resources(made)
+    fullest, busy = resources[0], 100 * next(r.share for r in resources if r.name == "tensor core")
     return [
-        f"The softmax warps of a tile wait {wait:.0f} cycles a step for their next scores: P has to reach the mma warp,",
-        f"be multiplied by V, and make room for S. The tensor core needs {products:.0f} of them. The rest is latency of barriers",
-        f"and the mma warp itself, which spends {issue:.0f} cycles of a step on address arithmetic and polls that stand in line",
-        "behind p_full. Three things would shorten the chain, none of them done: descriptors and scale addresses computed before",
-        "the wait for p_full; k_full, v_full and q_full waited for before it; and P handed over in two parts, so that three",
-        "quarters of PV run while the last is made (flash-attn-4 does). Cheaper exponentials alone cannot: see the options above.",
+        f"The softmax warps of a tile are what a step takes its time for: {for_scores:.0f} cycles of it they wait for their",
+        "next scores, which were computed while they worked on the last (P lies over S of the other tile for that). The",
+        f"fullest unit, the {fullest.name}, needs {fullest.cycles:.0f} cycles; in a softmax warp {mine['stall count']:.0f} cycles",
+        f"are fixed latencies and {mine['scoreboard']:.0f} loads of S, which the work of the other group hides only in part. So",
+        "what would shorten a step now is fewer exponentials on that unit (the options above), and scores loaded while the",
+        "last ones are still being worked on, if there are registers for it: that was not tried. P handed over in two parts",
+        f"would gain little: the tensor core is busy for {busy:.0f} % of a step.",
         "", *backward_chain(recordings),
     ]
 
