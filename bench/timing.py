@@ -403,9 +403,10 @@ def next_section(recordings: Recordings) -> list[str]:
         "next scores, which were computed while they worked on the last (P lies over S of the other tile for that). The",
         f"fullest unit, the {fullest.name}, needs {fullest.cycles:.0f} cycles; in a softmax warp {mine['stall count']:.0f} cycles",
         f"are fixed latencies and {mine['scoreboard']:.0f} loads of S, which the work of the other group hides only in part. So",
-        "what would shorten a step now is fewer exponentials on that unit (the options above), and scores loaded while the",
-        "last ones are still being worked on, if there are registers for it: that was not tried. P handed over in two parts",
-        f"would gain little: the tensor core is busy for {busy:.0f} % of a step.",
+        "exponentials moved to other units hardly shorten a step (the options above): their instructions take the time. Fewer",
+        "instructions do (direct codes with their sum in float16), and scores loaded while the last ones are still being worked",
+        "on would, if there are registers for it: that was not tried. P handed over in two parts would gain little: the tensor",
+        f"core is busy for {busy:.0f} % of a step.",
         "", *backward_chain(recordings),
     ]
 

@@ -70,4 +70,4 @@ def test_a_scale_for_every_block_gains_nothing_and_costs_a_quarter_of_an_instruc
             assert found[case, "25 % polynomial"] > exact - 0.01  # of degree 2
     loops = {each.name: each for each in step_costs.shipped_costs()}
     assert loops["exact"].per_score < loops["exact, dynamic scale"].per_score < loops["exact"].per_score + 0.3
-    assert loops["25 % polynomial"].per_score < loops["cudnn"].per_score
+    assert loops["exact"].per_score < loops["25 % polynomial"].per_score < 1.03 * loops["cudnn"].per_score

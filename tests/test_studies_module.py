@@ -57,7 +57,8 @@ def test_the_gain_is_one_at_the_crossover_and_tends_to_that_of_attention(way, st
     crossover = module.crossover(PUBLISHED_RATES, way, step)
     assert module.gain(round(crossover), PUBLISHED_RATES, way, step) == pytest.approx(1.0, abs=1e-3)
     assert module.gain(10**9, PUBLISHED_RATES, way, step) == pytest.approx(limit, rel=1e-3)
-    assert module.crossover(MODELLED_RATES, way, step) is None  # by the model our kernels are slower than FlashAttention-4
+    own = module.crossover(MODELLED_RATES, way, step)  # by the model our forward is faster than FlashAttention-4, all in all not
+    assert (own is None) == (step == "training") and (own is None or own > crossover)
 
 
 def test_fusion_decides_at_the_published_lengths():

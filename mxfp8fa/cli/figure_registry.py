@@ -242,7 +242,7 @@ def modelled_timeline() -> Figure:
     from mxfp8fa.studies.speeds import timeline
 
     return fig_modelled_timeline(
-        **timeline(), finding="The exponentials pause while scores are on their way: P to S takes a thousand cycles"
+        **timeline(), finding="Scores wait for the softmax warps, not they for scores: the exponentials never pause"
     )
 
 
@@ -288,7 +288,7 @@ def speed_by_length() -> Figure:
     keys = {"MXFP8 FA4 forward": "forward_llm_mxfp8", "MXFP8 FA4 backward": "backward_llm_fp32_dq"}
     return fig_speed_by_length(
         by_length(), {name: BY_KEY[key].values[0] for name, key in keys.items()},
-        finding="By the model our forward reaches about half of the published speed",
+        finding="By the model our forward reaches about 0.6 of the published speed",
         parameters="16 heads of 128, 32 K tokens in all (16 K at length 2,048); bands: 1.58 to 1.965 GHz; published: B200",
     )  # fmt: skip
 
